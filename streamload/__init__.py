@@ -1,0 +1,1 @@
+"""Streams large checkpoints into PyTorch models with little memory and no waiting."""
