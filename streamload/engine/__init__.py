@@ -1,0 +1,1 @@
+"""Runs a plan; never interprets a name."""

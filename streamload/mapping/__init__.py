@@ -1,0 +1,1 @@
+"""Name tables and transforms: declarative data that knows neither sources nor models."""

@@ -1,0 +1,1 @@
+"""Reference models in plain torch; they know nothing of checkpoints."""

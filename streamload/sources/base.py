@@ -32,7 +32,8 @@ class Source(Protocol):
     catalog: Catalog
 
     @property
-    def metadata(self) -> dict[str, str]: ...
+    def metadata(self) -> dict[str, str]:
+        """The file's own string-to-string map."""
 
     def read_into(self, extent: Extent, buffer: memoryview, *, tensor: str | None = None) -> None:
         """Fill ``buffer`` (``extent.nbytes`` writable bytes) with the extent's bytes."""
@@ -84,6 +85,7 @@ class SourceBase:
 
     def mapped(self, name: str) -> torch.Tensor | None:
         """Nothing is mapped."""
+        del name
         return None
 
     def check_unchanged(self) -> None:
