@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -120,30 +121,37 @@ def _prompt(model: nn.Module, ids: Tensor | Sequence[int]) -> Tensor:
             raise ValueError(f"ids must be whole numbers, not {ids.dtype}")
         prompt = ids.detach().to(torch.int64)
     else:
-        if any(isinstance(one, bool) or not isinstance(one, int) for one in ids):
-            raise ValueError("ids must be whole numbers")
-        prompt = torch.tensor([list(ids)], dtype=torch.int64, device="cpu")
+        numbers = [_whole("a token id", one, least=0) for one in ids]
+        prompt = torch.tensor([numbers], dtype=torch.int64, device="cpu")
     if prompt.shape[1] == 0:
         raise ValueError("the prompt is empty: at least one token id is needed")
     size = getattr(getattr(model, "tok_embed", None), "num_embeddings", None)
     low, high = int(prompt.min()), int(prompt.max())
     if low < 0 or (size is not None and high >= size):
         wrong = low if low < 0 else high
-        raise ValueError(f"token id {wrong} is outside the vocabulary of {size}")
+        within = "" if size is None else f" of {size}"
+        raise ValueError(f"token id {wrong} is outside the vocabulary{within}")
     return prompt
 
 
 def _check_numbers(
     max_new_tokens: int, temperature: float, top_k: int | None, seed: int | None
 ) -> None:
-    if isinstance(max_new_tokens, bool) or max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens must be 0 or more: {max_new_tokens!r}")
+    _whole("max_new_tokens", max_new_tokens, least=0)
     if not (math.isfinite(temperature) and temperature >= 0):
         raise ValueError(f"temperature must be a finite number, 0 or more: {temperature!r}")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be at least 1: {top_k!r}")
-    if seed is not None and not 0 <= seed < 2**63:
-        raise ValueError(f"seed must be 0 or more and fit 63 bits: {seed!r}")
+    if top_k is not None:
+        _whole("top_k", top_k, least=1)
+    if seed is not None:
+        _whole("seed", seed, least=0)
+
+
+def _whole(name: str, value: object, *, least: int) -> int:
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+        number = operator.index(value)
+        if least <= number < 2**63:
+            return number
+    raise ValueError(f"{name} must be a whole number from {least} to 2^63 - 1: {value!r}")
 
 
 def _context_length(model: nn.Module) -> int | None:
@@ -157,4 +165,5 @@ def _context_length(model: nn.Module) -> int | None:
 def _stops(stop_token: int | Collection[int] | None) -> frozenset[int]:
     if stop_token is None:
         return frozenset()
-    return frozenset((stop_token,) if isinstance(stop_token, int) else stop_token)
+    several = (stop_token,) if isinstance(stop_token, SupportsIndex) else stop_token
+    return frozenset(operator.index(one) for one in several)

@@ -7,11 +7,17 @@ from importlib import import_module
 from typing import Any, cast
 
 from streamload.models.decoder import Decoder
+from streamload.models.llama_config import layer_types_of
 
 __all__ = ["MODEL_TYPES", "build_model", "select_layers", "with_layer_count"]
 
 _MODELS = {
     "gpt2": ("streamload.models.gpt", "GPT"),
+    "llama": ("streamload.models.llama", "Llama"),
+    "mistral": ("streamload.models.llama", "Llama"),
+    "qwen2": ("streamload.models.llama", "Llama"),
+    "qwen3": ("streamload.models.llama", "Llama"),
+    "gpt_neox": ("streamload.models.neox", "NeoX"),
 }
 MODEL_TYPES = tuple(_MODELS)
 
@@ -61,6 +67,7 @@ def select_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str,
             "from the first on"
         )
     chosen = {**config, name: len(layers)}
+    chosen.pop("layer_types", None)
     types = _layer_types(config)
     if types is not None:
         chosen["layer_types"] = [types[n] for n in layers]
@@ -79,5 +86,11 @@ def _layer_count_field(config: Mapping[str, Any]) -> str:
 
 
 def _layer_types(config: Mapping[str, Any]) -> list[str] | None:
-    types = config.get("layer_types")
-    return None if types is None else list(types)
+    """The type of each layer where the family tells layers apart, else None.
+
+    Older Qwen files tell them by index, which the chosen layers no longer have.
+    """
+    total = config.get("num_hidden_layers")
+    if config["model_type"] not in ("qwen2", "qwen3") or not isinstance(total, int):
+        return None
+    return layer_types_of(config, total)

@@ -52,6 +52,8 @@ class Rope:
         nested = config.get("rope_scaling") or config.get("rope_parameters") or {}
         if not isinstance(nested, Mapping):
             raise ValueError(f"config field 'rope_scaling' must be a table: {nested!r}")
+        if any(isinstance(value, Mapping) for value in nested.values()):
+            raise ValueError("rotary parameters that differ by layer type are not supported")
         kind = nested.get("rope_type") or nested.get("type") or "default"
         if kind not in _KNOWN:
             known = ", ".join(_KNOWN)
