@@ -65,7 +65,8 @@ def encode(block: NDArray[np.float32], dtype: str) -> NDArray[Any]:
         halves: NDArray[Any] = ((bits + odd + np.uint32(0x7FFF)) >> np.uint32(16)).astype("<u2")
         return halves
     if dtype == "bool":
-        return (block != 0).view(np.uint8)
+        flags: NDArray[Any] = (block != 0).view(np.uint8)
+        return flags
     with np.errstate(over="ignore"):  # a mask's -1e9 is minus infinity in half precision
         rounded: NDArray[Any] = block.astype(
             {"float16": "<f2", "float32": "<f4"}[dtype], copy=False
