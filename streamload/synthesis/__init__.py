@@ -1,0 +1,6 @@
+"""Made-up checkpoints in published layouts, for tests, measurements and first tries."""
+
+from streamload.synthesis.checkpoint import SynthesisReport, synthesize
+from streamload.synthesis.presets import PRESETS
+
+__all__ = ["PRESETS", "SynthesisReport", "synthesize"]
