@@ -134,7 +134,7 @@ class CpuWorker:
 
 
 def refuse_odd_bools(values: torch.Tensor) -> None:
-    """Raise CheckpointError for bytes that are neither 0 nor 1; torch would keep them as they are."""
+    """Raise CheckpointError for bytes that are neither 0 nor 1, which torch would keep."""
     if values.numel() and int(values.view(torch.uint8).max()) > 1:
         raise CheckpointError("a BOOL tensor holds a byte that is neither 0 nor 1")
 
