@@ -106,7 +106,7 @@ def _read_json(tokenizers: Any, path: str) -> Any:
             return tokenizers.Tokenizer.from_buffer(file.read())
     except OSError:
         raise
-    except Exception as error:  # noqa: BLE001 - the package raises bare Exception
+    except Exception as error:
         raise CheckpointError(f"not a tokenizer: {error}", path=path) from error
 
 
@@ -115,7 +115,7 @@ def _read_pair(tokenizers: Any, vocab: str, merges: str) -> Any:
         model = tokenizers.models.BPE.from_file(vocab, merges)
     except OSError:
         raise
-    except Exception as error:  # noqa: BLE001 - the package raises bare Exception
+    except Exception as error:
         raise CheckpointError(f"not a vocabulary with merges: {error}", path=vocab) from error
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -6,9 +6,10 @@ import json
 
 import click
 
-from streamload.cli.options import BYTES, json_option, traceback_option
+from streamload.cli.options import common_options
 from streamload.cli.progress import progress_bar
-from streamload.cli.text import gib
+from streamload.cli.types import BYTES, DTYPE
+from streamload.report import format_bytes
 from streamload.synthesis.presets import PRESETS
 
 NAMES = tuple(PRESETS)
@@ -18,14 +19,13 @@ NAMES = tuple(PRESETS)
 @click.argument("name", type=click.Choice(NAMES), metavar="NAME")
 @click.argument("directory", type=click.Path(file_okay=False))
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--dtype", help="float32, float16 or bfloat16; default: as published.")
+@click.option("--dtype", type=DTYPE, help="float32, float16 or bfloat16; default: as published.")
 @click.option("--layers", type=click.IntRange(min=1), help="Number of blocks, if not all.")
 @click.option("--masks/--no-masks", default=True, help="Write the causal masks too.")
 @click.option("--tokenizer/--no-tokenizer", default=True, help="Write a byte-level tokenizer.json.")
 @click.option("--max-shard-bytes", type=BYTES, help="Cut into files of at most this size.")
 @click.option("--force", is_flag=True, help="Overwrite a different checkpoint.")
-@json_option
-@traceback_option
+@common_options
 def command(
     name: str,
     directory: str,
@@ -69,5 +69,5 @@ def command(
     elif report.reused:
         click.echo(f"{directory}: this {name} is there already")
     else:
-        size, seconds = gib(report.bytes_written), report.elapsed_s
+        size, seconds = format_bytes(report.bytes_written), report.elapsed_s
         click.echo(f"{directory}: {report.tensors} tensors, {size}, written in {seconds:.1f} s")
