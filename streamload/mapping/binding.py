@@ -39,9 +39,7 @@ class Binding:
     problems: tuple[str, ...] = ()
 
 
-def bind(
-    mapper: Mapper, stored: Mapping[str, TensorSpec], targets: Collection[str] | None
-) -> Binding:
+def bind(mapper: Mapper, stored: Mapping[str, TensorSpec]) -> Binding:
     """Bind by a NameMap, a dict, or a function of the stored name."""
     if isinstance(mapper, NameMap):
         return bind_table(mapper, stored)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from streamload.specs import Move, Shape, contiguous_strides, numel
 
@@ -118,7 +119,7 @@ class Layout:
         strides = [0] * len(self.shape)
         for dim in range(len(self.shape)):
             axes = sorted((a for a in piece.axes if a.dim == dim and a.size > 1), key=_by_step)
-            for outer, inner in zip(axes, axes[1:], strict=False):
+            for outer, inner in pairwise(axes):
                 if outer.stride != inner.stride * inner.size:
                     return None
             strides[dim] = axes[-1].stride if axes else 1

@@ -281,6 +281,7 @@ class _Reduction(_Base):
 
     def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
         """There is no way back."""
+        del targets
         raise LayoutError(f"a {self.label} of partitions has no way back")
 
 

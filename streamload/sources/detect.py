@@ -132,7 +132,8 @@ def _complete_set(folder: str, names: Sequence[str]) -> list[str]:
             sets.setdefault(key, {})[int(match["part"])] = name
     if len(sets) > 1:
         raise CheckpointError(
-            f"several sets of shards and no index: {', '.join(s[0] + '-*-of-' + s[1] for s in sets)}",
+            "several sets of shards and no index: "
+            + ", ".join(f"{stem}-*-of-{count}" for stem, count, _ in sets),
             path=folder,
         )
     (stem, count, ending), found = next(iter(sets.items()))
