@@ -6,18 +6,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
-import traceback as traceback_module
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import click
 
-from streamload.errors import MemoryBudgetError, StreamloadError, printable
+from streamload.errors import MemoryBudgetError, PlanError, StreamloadError, printable
 
-__all__ = ["exit_code", "failures_as_one_line", "one_line"]
+__all__ = ["exit_code", "failure_as_dict", "failures_as_one_line", "one_line"]
 
-_MAX_PARTS = 4
+_MOST_LINES = 4
+_CLICKS_OWN = (click.ClickException, click.exceptions.Exit, click.Abort, SystemExit)
 
 
 def exit_code(error: BaseException) -> int | None:
@@ -36,46 +39,66 @@ def one_line(error: BaseException) -> str:
     """The message on one line, cut after the first few problems."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
+    text = printable_lines(error) or [type(error).__name__]
     if isinstance(error, MemoryError):
-        return "out of memory"
-    parts = [" ".join(printable(part).split()) for part in str(error).splitlines()]
-    parts = [part for part in parts if part] or [type(error).__name__]
-    more = len(parts) - _MAX_PARTS
+        text.insert(0, "out of memory:")
+    more = len(text) - _MOST_LINES
     if more > 0:
-        parts = [*parts[:_MAX_PARTS], f"… and {more} more (--json or `streamload plan` lists all)"]
-    # A headline ends with a colon, problems after it are told apart by semicolons.
-    text = parts[0]
-    for part in parts[1:]:
-        text += f" {part}" if text.endswith(":") else f"; {part}"
-    return text
+        text[_MOST_LINES:] = [f"… and {more} more (--json or `streamload plan` lists all)"]
+    line = text[0]
+    for part in text[1:]:
+        line += f" {part}" if line.endswith(":") else f"; {part}"
+    return line
+
+
+def printable_lines(error: BaseException) -> list[str]:
+    """The message's lines that are not empty, with what a terminal cannot show escaped."""
+    lines = (" ".join(printable(line).split()) for line in str(error).split("\n"))
+    return [line.rstrip(";") for line in lines if line]
+
+
+def failure_as_dict(error: BaseException) -> dict[str, Any]:
+    """What ``--json`` prints on a failure: the report, if there is one, and the error."""
+    report = error.report if isinstance(error, PlanError) else None
+    made: dict[str, Any] = {} if report is None else report.to_dict()
+    made |= {"ok": False, "error": one_line(error)}
+    if isinstance(error, MemoryBudgetError):
+        names = ("needed_bytes", "available_bytes", "limit")
+        made["memory"] = {name: getattr(error, name) for name in names}
+    elif report is None:
+        made["problems"] = list(getattr(error, "problems", (str(error),)))
+    return made
 
 
 @contextlib.contextmanager
-def failures_as_one_line(*, traceback: bool = False) -> Iterator[None]:
+def failures_as_one_line(meta: Mapping[str, Any]) -> Iterator[None]:
     """Turn what the block raises into a line on stderr and ``SystemExit``.
 
     Errors of unknown kinds are faults of streamload itself and keep their traceback.
+
+    Args:
+        meta: click's notes: ``streamload.as_json`` and ``streamload.traceback``, if given.
     """
     try:
         yield
-    except BrokenPipeError:
-        # The reader of stdout went away (``| head``): stop quietly, also at the exit's flush.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(1) from None
-    except (click.ClickException, click.exceptions.Exit, click.Abort):
+    except _CLICKS_OWN:
         raise
+    except BrokenPipeError:
+        _leave_stdout_alone()
+        raise SystemExit(1) from None
     except BaseException as error:
         code = exit_code(error)
         if code is None:
             raise
-        if traceback or _wants_traceback():
-            traceback_module.print_exc()
+        if meta.get("streamload.traceback"):
+            traceback.print_exc()
+        if meta.get("streamload.as_json"):
+            click.echo(json.dumps(failure_as_dict(error)))
         click.echo(f"streamload: error: {one_line(error)}", err=True)
         raise SystemExit(code) from None
 
 
-def _wants_traceback() -> bool:
-    """True if ``--traceback`` was given after the command's name."""
-    context = click.get_current_context(silent=True)
-    return bool(context and context.find_root().meta.get("streamload.traceback"))
+def _leave_stdout_alone() -> None:
+    """After the reader of stdout went away (``| head``): no complaint at the exit's flush."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,11 +12,11 @@ from streamload.cli.errors import failures_as_one_line
 
 __all__ = ["main"]
 
-# In the order of a first visit; a command lives in the module of its name.
+# In the order of a first visit; a command is ``command`` in the module of its name.
 _COMMANDS = {
     "demo": "Make a small checkpoint, load it, generate, and show a refusal.",
-    "inspect": "List a checkpoint's tensors from its headers, or look into one tensor.",
-    "plan": "Say what a load would do, and need, without doing it.",
+    "inspect": "List a checkpoint's tensors, or look into one.",
+    "plan": "Say what a load would do and need, without doing it.",
     "load": "Load a checkpoint and print the report.",
     "generate": "Continue a text or a list of tokens.",
     "synth": "Write a checkpoint of random weights in a published layout.",
@@ -47,23 +47,33 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(_COMMANDS.items()))
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
-        """Run, with every failure turned into one line and an exit code."""
-        with failures_as_one_line():
+        """Run; a failure outside a command (while parsing, while exiting) is one line too."""
+        with failures_as_one_line({}):
             return super().main(args, *rest, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command inside the same translation, which click's test runner enters here."""
-        with failures_as_one_line(traceback=ctx.params.get("traceback", False)):
+        """Run the command; a failure is one line, with ``--json`` also an object on stdout."""
+        with failures_as_one_line(ctx.meta):
             return super().invoke(ctx)
+
+
+def _note_traceback(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.meta["streamload.traceback"] = True
 
 
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Example: streamload demo, then streamload COMMAND --help.",
+    epilog="Example: streamload demo. For a command's options: streamload COMMAND --help.",
 )
 @click.version_option(package_name="streamload", prog_name="streamload")
-@click.option("--traceback", is_flag=True, help="Show the traceback of a failure.")
-def main(traceback: bool) -> None:
+@click.option(
+    "--traceback",
+    is_flag=True,
+    expose_value=False,
+    callback=_note_traceback,
+    help="Show the traceback of a failure.",
+)
+def main() -> None:
     """Stream large checkpoints into PyTorch models with little memory and no waiting."""
-    del traceback  # read by LazyGroup.invoke

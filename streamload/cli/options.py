@@ -2,87 +2,94 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-__all__ = ["BYTES", "INDICES", "json_option", "traceback_option"]
+from streamload.cli.types import BYTES, DEVICE, DTYPE, INDICES
 
-if TYPE_CHECKING:
-    _ParamType = click.ParamType[Any]
-else:
-    _ParamType = click.ParamType  # not subscriptable before click 8.2
+__all__ = ["common_options", "given", "load_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_UNITS |= {f"{unit}i": 1 << 10 * power for power, unit in enumerate("kmgt", 1)}
+_LOAD_OPTIONS = (
+    click.option("--dtype", type=DTYPE, help="Cast floating-point tensors: bfloat16, float16, ..."),
+    click.option("--device", type=DEVICE, help="cpu, cuda:0, or MODULE=DEVICE,... [default: cpu]"),
+    click.option(
+        "--mode",
+        type=click.Choice(("stream", "map")),
+        help="stream: memory of its own. map: views of the file, ready at once. [default: stream]",
+    ),
+    click.option(
+        "--layout",
+        type=click.Choice(("contiguous", "stored")),
+        help="Of transposed weights. [default: contiguous when streaming, stored when mapping]",
+    ),
+    click.option("--workers", type=click.IntRange(min=1), help="Threads that read and cast."),
+    click.option("--chunk-bytes", type=BYTES, help="Size of a block, like 4MiB."),
+    click.option("--layers", type=INDICES, help="Only these blocks, like 0,1,5-7."),
+    click.option("--prefix", help="Only names under it, taken off."),
+    click.option(
+        "--strict/--no-strict",
+        default=None,
+        help="Refuse anything missing, unexpected or misshapen. [default: strict]",
+    ),
+    click.option(
+        "--check-memory/--no-check-memory",
+        default=None,
+        help="Refuse what does not fit in memory. [default: check]",
+    ),
+    click.option(
+        "--ties",
+        type=click.Choice(("refuse", "keep")),
+        help="If tied weights differ in the file. [default: refuse]",
+    ),
+    click.option(
+        "--overflow",
+        type=click.Choice(("report", "refuse")),
+        help="If a cast makes infinities. [default: report]",
+    ),
+    click.option(
+        "--replicas",
+        type=click.Choice(("refuse", "average")),
+        help="If partitions that must agree differ. [default: refuse]",
+    ),
+    click.option("--cache/--no-cache", default=None, help="Keep and use a converted copy."),
+    click.option("--quantize", help="Quantise linear layers while they stream in: int8."),
+)
 
 
-class ByteSize(_ParamType):
-    """A number of bytes: ``4194304``, ``4MiB``, ``4M``, ``1.5GB``; binary units have an i."""
-
-    name = "bytes"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | None:
-        """The number of bytes."""
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([kmgt]?i?)b?\s*", value.lower())
-        size = int(float(match[1]) * _UNITS[match[2]]) if match and match[2] in _UNITS else 0
-        if size <= 0:
-            self.fail(f"{value!r} is not a size like 4194304, 4MiB or 1.5GB", param, ctx)
-        return size
+def load_options(function: F) -> F:
+    """The options of ``streamload.load``; the command takes them as ``**options``."""
+    for option in reversed(_LOAD_OPTIONS):
+        function = option(function)
+    return function
 
 
-class Indices(_ParamType):
-    """Block indices: ``0,1,5-7``."""
-
-    name = "indices"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[int]:
-        """The indices in the order given, each once."""
-        if isinstance(value, list):
-            return value
-        found: dict[int, None] = {}
-        for part in value.split(","):
-            match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
-            if match is None:
-                self.fail(f"{value!r} is not a list of indices like 0,1,5-7", param, ctx)
-            first, last = int(match[1]), int(match[2] or match[1])
-            if last < first:
-                self.fail(f"{part.strip()!r} counts down", param, ctx)
-            found.update(dict.fromkeys(range(first, last + 1)))
-        return list(found)
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that were given; the others keep the library's own defaults."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
-BYTES = ByteSize()
-INDICES = Indices()
+def common_options(function: F) -> F:
+    """``--json``, and ``--traceback`` for those who write it after the command's name.
 
+    The command takes ``as_json``. Both are noted for the place where failures are reported.
+    """
 
-def json_option(function: F) -> F:
-    """``--json``."""
-    return click.option("as_json", "--json", is_flag=True, help="Print JSON on stdout.")(function)
-
-
-def traceback_option(function: F) -> F:
-    """``--traceback``, for those who write it after the command's name."""
-
-    def remember(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    def note(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
         if value:
-            ctx.find_root().meta["streamload.traceback"] = True
+            ctx.meta[f"streamload.{param.name}"] = True
+        return value
 
-    option = click.option(
+    function = click.option(
         "--traceback",
         is_flag=True,
         expose_value=False,
-        callback=remember,
+        callback=note,
         help="Show the traceback of a failure.",
-    )
-    return option(function)
+    )(function)
+    return click.option(
+        "as_json", "--json", is_flag=True, callback=note, help="Print JSON on stdout."
+    )(function)

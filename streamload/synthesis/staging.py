@@ -35,23 +35,28 @@ class StagedFiles:
     def __enter__(self) -> StagedFiles:
         return self
 
-    @contextlib.contextmanager
-    def open(self, name: str) -> Iterator[IO[bytes]]:
-        """A new binary file that becomes ``name`` (its subfolders are made)."""
+    def reserve(self, name: str) -> str:
+        """Path of a new empty file that becomes ``name`` (its subfolders are made)."""
         target = os.path.join(self._folder, name)
-        try:
-            self._make_folder(os.path.dirname(target) or ".")
+        with _as_write_error(target):
+            folder = os.path.dirname(target) or "."
+            self._make_folder(folder)
             descriptor, temporary = tempfile.mkstemp(
-                prefix=f".{os.path.basename(name)}.", suffix=".tmp", dir=os.path.dirname(target)
+                prefix=f".{os.path.basename(name)}.", suffix=".tmp", dir=folder
             )
             self._staged.append((temporary, target))
-            with os.fdopen(descriptor, "wb", buffering=0) as file:
-                yield file
-        except OSError as error:
-            if isinstance(error, WriteError):
-                raise
-            reason = error.strerror or str(error)
-            raise WriteError(f"writing failed: {reason}", path=target, errno=error.errno) from error
+            os.close(descriptor)
+        return temporary
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[IO[bytes]]:
+        """A new unbuffered binary file that becomes ``name``."""
+        temporary = self.reserve(name)
+        with (
+            _as_write_error(os.path.join(self._folder, name)),
+            open(temporary, "wb", buffering=0) as file,
+        ):
+            yield file
 
     def write(self, name: str, data: bytes) -> None:
         """A whole small file."""
@@ -71,13 +76,9 @@ class StagedFiles:
         mode = 0o666 & ~_umask()
         while self._staged:
             temporary, target = self._staged[0]
-            try:
+            with _as_write_error(target):
                 os.chmod(temporary, mode)  # mkstemp's files are for their owner only
                 os.replace(temporary, target)
-            except OSError as error:
-                raise WriteError(
-                    f"cannot be put in place: {error.strerror}", path=target, errno=error.errno
-                ) from error
             del self._staged[0]
 
     def _discard(self) -> None:
@@ -100,6 +101,17 @@ class StagedFiles:
         finally:
             if self._staged:
                 self._discard()
+
+
+@contextlib.contextmanager
+def _as_write_error(path: str) -> Iterator[None]:
+    try:
+        yield
+    except WriteError:
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise WriteError(f"writing failed: {reason}", path=path, errno=error.errno) from error
 
 
 def write_all(file: IO[bytes], block: Any) -> None:

@@ -1,0 +1,1 @@
+"""Measures loaders of checkpoints on this machine: ``python -m bench --help``."""

@@ -1,0 +1,64 @@
+"""A memory control group for one measured process, where this machine allows to make one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass, replace
+
+from streamload.cgroups import Cgroup, cgroups
+
+__all__ = ["Group", "make_group"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group made for one process; ``remove`` it afterwards."""
+
+    inner: Cgroup
+
+    @property
+    def folder(self) -> str:
+        return self.inner.folder
+
+    def used_bytes(self) -> int | None:
+        return self.inner.number(self.inner.usage)
+
+    def peak_bytes(self) -> int | None:
+        return self.inner.number(self.inner.peak)
+
+    def remove(self) -> None:
+        for _ in range(50):
+            with contextlib.suppress(OSError):
+                os.rmdir(self.folder)
+                return
+            time.sleep(0.02)  # a process that just ended is still counted for a moment
+
+
+def make_group(name: str, limit_bytes: int | None) -> Group | str:
+    """A new group below one that this process is in, or the reason why there is none."""
+    reason = "this process is in no memory control group"
+    for above in cgroups("/"):
+        made = replace(above, folder=os.path.join(above.folder, name))
+        if above.number(above.usage) is None and above.usage == "memory.usage_in_bytes":
+            continue
+        try:
+            os.mkdir(made.folder)
+        except OSError as error:
+            reason = f"no control group can be made here ({error.strerror})"
+            continue
+        if made.number(made.usage) is None:  # the memory controller is not handed down
+            os.rmdir(made.folder)
+            reason = "the memory controller is not enabled for new control groups"
+            continue
+        if limit_bytes is not None:
+            try:
+                with open(os.path.join(made.folder, made.limit), "w") as file:
+                    file.write(str(limit_bytes))
+            except OSError as error:
+                os.rmdir(made.folder)
+                reason = f"no limit can be set here ({error.strerror})"
+                continue
+        return Group(made)
+    return reason

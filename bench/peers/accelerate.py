@@ -1,0 +1,26 @@
+"""accelerate: an empty transformers model, filled by load_checkpoint_and_dispatch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+LABEL = "accelerate"
+DELIVERS = "module without head, stored layout"
+IMPORTS = ("torch", "accelerate", "transformers")
+
+
+def imports() -> None:
+    import accelerate  # noqa: F401
+    import torch  # noqa: F401
+    from transformers import AutoConfig, AutoModel, GPT2Model  # noqa: F401
+
+
+def load(job: Any) -> Any:
+    from accelerate import init_empty_weights, load_checkpoint_and_dispatch
+    from transformers import AutoConfig, AutoModel
+
+    with init_empty_weights():
+        model = AutoModel.from_config(AutoConfig.from_pretrained(job.path))
+    return load_checkpoint_and_dispatch(
+        model, job.path, device_map={"": "cpu"}, dtype=job.torch_dtype()
+    ).eval()

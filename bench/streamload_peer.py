@@ -1,0 +1,37 @@
+"""What the peers of streamload's modes share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.job import Job
+
+
+def imports() -> None:
+    import torch  # noqa: F401
+
+    import streamload
+
+    _ = streamload.load  # the package imports its parts when they are asked for
+
+
+def load(job: Job, **options: Any) -> Any:
+    import streamload
+
+    return streamload.load(job.path, dtype=job.dtype, workers=job.workers, **options)
+
+
+def stored(loaded: Any, job: Job) -> dict[str, Any]:
+    """The model's tensors under the file's names, as the report says where each one went."""
+    tensors = dict(loaded.model.state_dict())
+    entries, found = job.entries, {}
+    for row in loaded.report.to_dict()["loaded"]:
+        tensor = tensors[row["name"]]
+        if "transpose" in str(row["transform"]):
+            tensor = tensor.t()
+        start = 0
+        for source in row["sources"]:  # several were joined along their first dimension
+            rows = entries[source].shape[0] if entries[source].shape else 1
+            found[source] = tensor[start : start + rows] if len(row["sources"]) > 1 else tensor
+            start += rows
+    return found
