@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from streamload.dtypes import BY_NAME, BY_TORCH_NAME
@@ -45,6 +45,10 @@ class StoredTensor:
     conj: bool = False
     neg: bool = False
     swapped: bool = False
+
+    def renamed(self, name: str) -> StoredTensor:
+        """The same tensor, listed under another name."""
+        return replace(self, spec=replace(self.spec, name=name))
 
 
 def place(
@@ -116,7 +120,7 @@ def read_values(file: OpenFile, stored: StoredTensor) -> torch.Tensor:
     if stored.span.nbytes == 0:
         return torch.empty(shape, dtype=kind)
     raw = torch.empty(stored.span.nbytes, dtype=torch.uint8)
-    file.read_into(stored.span.offset, memoryview(raw.numpy().data), tensor=stored.spec.name)
+    file.read_into(stored.span.offset, raw.numpy().data, tensor=stored.spec.name)
     if stored.swapped:
         # The two halves of a complex number are swapped each by itself.
         width = dtype.itemsize // (2 if dtype.kind == "complex" else 1)

@@ -11,7 +11,7 @@ from streamload.errors import CheckpointError
 from streamload.sources.files import OpenFile
 from streamload.sources.torch_layout import Region
 from streamload.sources.torch_pickle import MAX_PICKLE_BYTES, Pickled, Truncated, read_pickle
-from streamload.sources.torch_records import Malformed
+from streamload.sources.torch_records import Malformed, shown
 
 __all__ = ["LEGACY_START", "read_legacy"]
 
@@ -43,20 +43,19 @@ def read_legacy(file: OpenFile) -> tuple[object, dict[str, Region]]:
 def _read_pickles(data: bytes) -> tuple[Pickled, Pickled]:
     version = read_pickle(data, len(LEGACY_START))
     if version.value != _PROTOCOL_VERSION:
-        raise Malformed(f"protocol version {version.value!r}, expected {_PROTOCOL_VERSION}")
+        raise Malformed(f"protocol version {shown(version.value)}, expected {_PROTOCOL_VERSION}")
     machine = read_pickle(data, version.end)
     root = read_pickle(data, machine.end)
     return root, read_pickle(data, root.end)
 
 
 def _find_storages(file: OpenFile, root: Pickled, keys: Pickled) -> dict[str, Region]:
-    if not isinstance(keys.value, list) or set(map(repr, keys.value)) != set(
-        map(repr, root.storages)
-    ):
+    names = keys.value if isinstance(keys.value, list) else []
+    if not all(isinstance(name, str) for name in names) or set(names) != set(root.storages):
         raise Malformed("the list of storages does not fit the tensors")
     regions: dict[str, Region] = {}
     position = keys.end
-    for key in keys.value:
+    for key in names:
         ref = root.storages[key]
         if position + 8 > file.size_bytes:
             raise _cut(file, position + 8)

@@ -11,15 +11,8 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from streamload.sources.torch_records import (
-    Global,
-    Malformed,
-    StorageRef,
-    is_key,
-    is_known,
-    rebuild,
-    storage_of,
-)
+from streamload.sources.torch_globals import is_known, rebuild, storage_of
+from streamload.sources.torch_records import Global, Malformed, StorageRef, is_key, shown
 
 __all__ = ["MAX_PICKLE_BYTES", "Pickled", "RefusedGlobal", "Truncated", "read_pickle"]
 
@@ -36,7 +29,7 @@ class RefusedGlobal(Malformed):
     """The pickle names a class or function that is not read; ``name`` says which."""
 
     def __init__(self, name: Global) -> None:
-        super().__init__(f"it holds an object of {name}")
+        super().__init__(f"it holds an object of {shown(name)}")
         self.name = name
 
 

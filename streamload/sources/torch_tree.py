@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from streamload.errors import CheckpointError
-from streamload.sources.torch_records import TensorRef, UnusableTensor
+from streamload.errors import CheckpointError, printable
+from streamload.sources.torch_records import TensorRef, UnusableTensor, shown
 
 __all__ = ["Weights", "find_weights"]
 
@@ -79,7 +79,7 @@ def find_weights(root: object, *, path: str) -> Weights:
     collector.check(found)
     notices: tuple[str, ...] = ()
     if left_out:
-        notices = (f"{path}: not part of the weights, left out: {_list(left_out)}",)
+        notices = (f"{printable(path)}: not part of the weights, left out: {_list(left_out)}",)
     tensors = {name: value for name, value in found.items() if isinstance(value, TensorRef)}
     return Weights(tensors, notices)
 
@@ -121,8 +121,8 @@ class _Collector:
         self.others = []
         found: dict[str, TensorRef | UnusableTensor] = {}
         if isinstance(tree, dict):
-            shown = {key: value for key, value in tree.items() if key not in leave_out}
-            self._walk(shown, "", 0, found)
+            kept = {key: value for key, value in tree.items() if key not in leave_out}
+            self._walk(kept, "", 0, found)
         return found
 
     def _walk(
@@ -137,7 +137,7 @@ class _Collector:
             if isinstance(value, TensorRef | UnusableTensor):
                 if not isinstance(key, str):
                     raise CheckpointError(
-                        f"a tensor stands under the key {key!r}, which is no name",
+                        f"a tensor stands under the key {shown(key)}, which is no name",
                         path=self.path,
                     )
                 if prefix + key in found:
@@ -145,10 +145,14 @@ class _Collector:
                         "two nested entries have this name", path=self.path, tensor=prefix + key
                     )
                 found[prefix + key] = value
-            elif isinstance(value, dict) and value:
+            elif isinstance(value, dict) and value and isinstance(key, str):
                 self._walk(value, f"{prefix}{key}.", depth + 1, found)
+            elif self.has_tensor(value, depth + 1):
+                raise CheckpointError(
+                    f"tensors stand under the key {shown(key)}, which is no name", path=self.path
+                )
             elif not (isinstance(value, dict) and depth):
-                self.others.append(f"{prefix}{key}" if prefix else key)
+                self.others.append(prefix + key if isinstance(key, str) else key)
 
     def has_tensor(self, tree: object, depth: int = 0) -> bool:
         """True if a tensor is somewhere in the nested dictionaries of ``tree``."""
@@ -188,6 +192,6 @@ def _describe(value: object) -> str:
 
 
 def _list(keys: list[object]) -> str:
-    shown = ", ".join(repr(key) for key in keys[:_SHOWN])
+    text = ", ".join(shown(key) for key in keys[:_SHOWN])
     more = len(keys) - _SHOWN
-    return f"{shown} and {more} more" if more > 0 else shown
+    return f"{text} and {more} more" if more > 0 else text

@@ -151,7 +151,7 @@ def read_torch_file(file: OpenFile) -> TorchFile:
     if legacy:
         notices = (
             *notices,
-            f"{file.path}: in torch's format from before zip: read in blocks, not memory-mapped",
+            f"{printable(file.path)}: in torch's format from before zip: read in blocks, not memory-mapped",
         )
     return TorchFile(file, tensors, notices)
 
