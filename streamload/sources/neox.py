@@ -64,16 +64,11 @@ class NeoXRawSource(TorchSource):
         block_count: int,
         notices: tuple[str, ...],
     ) -> None:
-        ordered = [parts[key] for key in sorted(parts)]
         super().__init__(
             partitions.folder,
-            [part.file for part in ordered],
+            [parts[key] for key in sorted(parts)],
             tensors=_catalogued(parts),
-            notices=(
-                *partitions.notices,
-                *(notice for part in ordered for notice in part.notices),
-                *notices,
-            ),
+            notices=(*partitions.notices, *notices),
         )
         self.layer_numbers = tuple(sorted({layer for layer, _ in parts}))
         self.ranks = tuple(sorted({rank for _, rank in parts}))

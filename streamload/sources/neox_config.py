@@ -94,9 +94,9 @@ def neox_config(folder: str, source: NeoXRawSource) -> tuple[Config, tuple[str, 
         )
     heads = width // _HEAD_SIZE_20B
     notice = (
-        f"no config.json and no configs/*.yml in {printable(folder)}: sizes from the shapes, {heads} heads "
-        f"of {_HEAD_SIZE_20B}, rotary share, residual form and the rest as published for "
-        f"GPT-NeoX-20B"
+        f"no config.json and no configs/*.yml in {printable(folder)}: sizes from the shapes, "
+        f"{heads} heads of {_HEAD_SIZE_20B}, rotary share, residual form and the rest as "
+        f"published for GPT-NeoX-20B"
     )
     return {**shapes, **_PUBLISHED_20B, "num_attention_heads": heads}, (notice,)
 

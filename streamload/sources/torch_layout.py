@@ -21,10 +21,14 @@ __all__ = ["Region", "StoredTensor", "place", "read_values"]
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Where the bytes of one storage are in its file."""
+    """Where the bytes of one storage are in its file.
+
+    ``checksum`` is their CRC-32 as the writer noted it; 0 if it did not.
+    """
 
     offset: int
     nbytes: int
+    checksum: int = 0
 
 
 @dataclass(frozen=True, slots=True)

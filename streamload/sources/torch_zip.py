@@ -6,7 +6,7 @@ only for values. Both formats are known: the zip one, and the one before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from streamload.sources.torch_legacy import LEGACY_START, read_legacy
 from streamload.sources.torch_pickle import MAX_PICKLE_BYTES, RefusedGlobal, Truncated, read_pickle
 from streamload.sources.torch_records import Malformed
 from streamload.sources.torch_tree import find_weights
-from streamload.specs import Catalog
+from streamload.specs import Catalog, Extent
 
 if TYPE_CHECKING:
     import torch
@@ -32,32 +32,40 @@ _SNIFFED_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class TorchFile:
-    """One open file and the tensors of its state dict, in the state dict's order."""
+    """One open file and the tensors of its state dict, in the state dict's order.
+
+    ``checksums``: the CRC-32 of each storage that has one, not compared with the bytes yet.
+    """
 
     file: OpenFile
     tensors: Mapping[str, StoredTensor]
     notices: tuple[str, ...]
+    checksums: Mapping[Extent, int]
 
 
 class TorchSource(BlockSource):
     """Tensors of one or several torch files; ``open_torch`` makes it.
 
-    ``tensors`` has the catalog's names with their places, ``metadata`` is always empty.
+    Attributes:
+        checksums: CRC-32 of each storage of a zip archive as its writer noted it. Reading does
+            not compare them; a byte that flipped on the disk shows only there.
     """
 
     def __init__(
         self,
         path: str,
-        files: Iterable[OpenFile],
+        parts: Sequence[TorchFile],
         *,
         tensors: Mapping[str, StoredTensor],
         notices: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(path, files)
+        super().__init__(path, [part.file for part in parts])
         self._stored = dict(tensors)
+        self.checksums = {extent: crc for part in parts for extent, crc in part.checksums.items()}
         self._maps: dict[str, torch.Tensor | None] = {}
         self.catalog = Catalog(
-            {name: stored.spec for name, stored in self._stored.items()}, notices=notices
+            {name: stored.spec for name, stored in self._stored.items()},
+            notices=(*(notice for part in parts for notice in part.notices), *notices),
         )
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -103,18 +111,16 @@ def open_torch(paths: Sequence[str], *, given: str) -> TorchSource:
         CheckpointError: a file cannot be used, or two files have a tensor of the same name.
     """
     tensors: dict[str, StoredTensor] = {}
-    notices: list[str] = []
+    parts: list[TorchFile] = []
     with ExitStack() as opened:
-        files: list[OpenFile] = []
         for path in paths:
             file = OpenFile(path)
             opened.callback(file.close)
             part = read_torch_file(file)
             _check_names(tensors, part)
             tensors.update(part.tensors)
-            notices.extend(part.notices)
-            files.append(file)
-        source = TorchSource(given, files, tensors=tensors, notices=tuple(notices))
+            parts.append(part)
+        source = TorchSource(given, parts, tensors=tensors)
         opened.pop_all()
     return source
 
@@ -151,9 +157,15 @@ def read_torch_file(file: OpenFile) -> TorchFile:
     if legacy:
         notices = (
             *notices,
-            f"{printable(file.path)}: in torch's format from before zip: read in blocks, not memory-mapped",
+            f"{printable(file.path)}: in torch's format from before zip: read in blocks, "
+            f"not memory-mapped",
         )
-    return TorchFile(file, tensors, notices)
+    checksums = {
+        Extent(file.path, region.offset, region.nbytes): region.checksum
+        for region in regions.values()
+        if region.checksum
+    }
+    return TorchFile(file, tensors, notices, checksums)
 
 
 def _read_old(file: OpenFile) -> tuple[object, Mapping[str, Region], bool]:
@@ -174,7 +186,7 @@ def _read_zip(file: OpenFile) -> tuple[object, Mapping[str, Region], bool]:
     for key in pickled.storages:
         record = archive.records.get(folder + b"data/" + key.encode("utf-8", "surrogatepass"))
         if record is not None:
-            regions[key] = Region(archive.locate(record), record.nbytes)
+            regions[key] = Region(archive.locate(record), record.nbytes, record.checksum)
     return pickled.value, regions, mark == b"big"
 
 
