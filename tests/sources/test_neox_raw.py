@@ -332,6 +332,8 @@ def test_config_json_comes_first(tmp_path: Path) -> None:
         config, told = config_of(folder)
         assert config == {"num_attention_heads": 2, "model_type": "gpt_neox"}
         assert "config.json" in told
+    os.rename(tmp_path / "config.json", tmp_path / "global_step1" / "config.json")
+    assert config_of(tmp_path)[0]["num_attention_heads"] == 2
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "llama"}', "[" * 100_000, "\xff"])
