@@ -68,10 +68,17 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
     """
     settings = settings_from(options)
     with open_checkpoint(path) as source:
-        model, config, settings, notices = _build(source, settings)
-        report = _load_open(model, source, settings, config=config, mapping="auto", on_assign=None)
-    report = replace(report, notices=(*notices, *report.notices))
-    return Loaded(model.eval(), report, config)
+        built = _build(source, settings)
+        report = _load_open(
+            built.model,
+            source,
+            built.settings,
+            config=built.file_config,
+            mapping="auto",
+            on_assign=None,
+        )
+    report = replace(report, notices=(*built.notices, *report.notices))
+    return Loaded(built.model.eval(), report, built.config)
 
 
 def load_into(
@@ -165,9 +172,10 @@ def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]
     """What ``load`` would do; reads headers only."""
     settings = settings_from(options)
     with open_checkpoint(path) as source:
-        model, config, settings, notices = _build(source, settings)
-        made = _plan_open(model, source, settings, config, "auto")
-    return replace(made, report=replace(made.report, notices=(*notices, *made.report.notices)))
+        built = _build(source, settings)
+        made = _plan_open(built.model, source, built.settings, built.file_config, "auto")
+    notices = (*built.notices, *made.report.notices)
+    return replace(made, report=replace(made.report, notices=notices))
 
 
 def iter_tensors(
@@ -219,13 +227,23 @@ def _iterate(
             yield seen, tensor
 
 
-def _build(
-    source: Source, settings: Settings
-) -> tuple[nn.Module, dict[str, Any], Settings, tuple[str, ...]]:
+@dataclass(frozen=True)
+class _Built:
+    """An empty reference model; ``config`` is its own, ``file_config`` that of all layers."""
+
+    model: nn.Module
+    config: dict[str, Any]
+    file_config: dict[str, Any]
+    settings: Settings
+    notices: tuple[str, ...]
+
+
+def _build(source: Source, settings: Settings) -> _Built:
     """The empty reference model; of just the chosen layers if some are chosen."""
     from streamload.models.registry import build_model, select_layers
 
-    config, notices = find_config(source)
+    file_config, notices = find_config(source)
+    config = file_config
     try:
         if settings.layers is not None:
             config = select_layers(config, sorted(settings.layers))
@@ -234,7 +252,7 @@ def _build(
             model = build_model(config["model_type"], config)
     except (ValueError, TypeError) as error:
         raise PlanError(f"{source.path}: config.json: {error}") from error
-    return model, config, settings, notices
+    return _Built(model, config, file_config, settings, notices)
 
 
 def _mapper(
