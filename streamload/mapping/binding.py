@@ -69,7 +69,7 @@ def bind_equal(stored: Mapping[str, TensorSpec], targets: Collection[str] | None
             assignments.append(_assign((name,), name))
             continue
         plain = strip_wrappers(name, _WRAPPERS)
-        fits = bare.get(plain) or bare.get(KNOWN_RENAMES.get(plain, ""), ())
+        fits = bare.get(plain) or bare.get(KNOWN_RENAMES.get(plain, ""), [])
         if len(fits) == 1:
             assignments.append(_assign((name,), fits[0]))
         elif KNOWN_BUFFERS.find(name, len(spec.shape)):
