@@ -78,6 +78,8 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
             on_assign=None,
         )
     report = replace(report, notices=(*built.notices, *report.notices))
+    # What an export writes as config.json: the model's own configuration has not all fields.
+    built.model.published_config = built.config  # type: ignore[assignment]
     return Loaded(built.model.eval(), report, built.config)
 
 
