@@ -12,7 +12,7 @@ from streamload.sources.detect import folder_of
 from streamload.sources.files import OpenFile
 from streamload.sources.header import loads_strictly
 
-__all__ = ["find_config", "read_config"]
+__all__ = ["config_of", "find_config", "read_config"]
 
 _MAX_CONFIG_BYTES = 16 << 20
 
@@ -41,13 +41,28 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     return config
 
 
+def config_of(source: Source) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    """What is known of the model beside a checkpoint, and notices; None if nothing is.
+
+    Raises:
+        CheckpointError: there is a configuration, and it cannot be used.
+    """
+    from streamload.sources.neox import NeoXRawSource
+
+    if not isinstance(source, NeoXRawSource):
+        return read_config(source.path), ()
+    from streamload.sources.neox_config import neox_config
+
+    return neox_config(source.path, source)
+
+
 def find_config(source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The configuration of a checkpoint from which a model is to be built, and notices about it.
 
     Raises:
         CheckpointError: there is none, or its model type has no model here.
     """
-    config = read_config(source.path)
+    config, notices = config_of(source)
     if config is None:
         guessed = _guess_gpt2(source)
         if guessed is None:
@@ -65,7 +80,7 @@ def find_config(source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:
             "streamload.load_into",
             path=source.path,
         )
-    return config, ()
+    return config, notices
 
 
 def _guess_gpt2(source: Source) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from typing_extensions import Unpack
 
-from streamload.configuration import find_config, read_config
+from streamload.configuration import config_of, find_config
 from streamload.engine.execute import Execution, execute
 from streamload.engine.lanes import lane_for
 from streamload.errors import PlanError
@@ -117,7 +117,7 @@ def load_into(
             module,
             source,
             settings,
-            config=read_config(path),
+            config=_config_for(mapping, source),
             mapping=mapping,
             on_assign=on_assign,
         )
@@ -139,7 +139,7 @@ def load_state_dict(
     """
     settings = settings_from(options)
     with open_checkpoint(path) as source:
-        mapper = _mapper(mapping, read_config(path), source, None, settings)
+        mapper = _mapper(mapping, _config_for(mapping, source), source, None, settings)
         made = build_plan(source.catalog, mapper, None, settings.plan_options(), source=source.path)
         made.raise_if_refused()
         check_memory(made, settings)
@@ -167,7 +167,7 @@ def plan(
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
     with open_checkpoint(path) as source:
-        return _plan_open(module, source, settings, read_config(path), mapping)
+        return _plan_open(module, source, settings, _config_for(mapping, source), mapping)
 
 
 def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Plan:
@@ -255,6 +255,11 @@ def _build(source: Source, settings: Settings) -> _Built:
     except (ValueError, TypeError) as error:
         raise PlanError(f"{source.path}: config.json: {error}") from error
     return _Built(model, config, file_config, settings, notices)
+
+
+def _config_for(mapping: str | Mapper, source: Source) -> dict[str, Any] | None:
+    """The configuration, which a mapping of the caller's own does not need."""
+    return config_of(source)[0] if isinstance(mapping, str) else None
 
 
 def _mapper(

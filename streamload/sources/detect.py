@@ -68,7 +68,7 @@ def _open_folder(folder: str, given: str) -> Source:
         if chosen:
             return _open_files([os.path.join(folder, name) for name in chosen], given)
         if endings == (".safetensors",):
-            raw = _open_partitions(folder, given)
+            raw = _open_partitions(folder)
             if raw is not None:
                 return raw
     seen = f"; it holds {', '.join(map(printable, names[:6]))}" if names else "; it is empty"
@@ -187,7 +187,8 @@ def _opener(path: str) -> Callable[..., Source]:
     return open_safetensors
 
 
-def _open_partitions(folder: str, given: str) -> Source | None:
-    from streamload.sources.neox import find_partitions
+def _open_partitions(folder: str) -> Source | None:
+    from streamload.sources.neox import find_partitions, open_neox
 
-    return find_partitions(folder, given=given)
+    found = find_partitions(folder)
+    return None if found is None else open_neox(found)
