@@ -27,6 +27,7 @@ SIZES = {
     "eos_token_id": None,
 }
 GROUPED = SIZES | {"num_key_value_heads": 2}
+EVEN = SIZES | {"vocab_size": 96}  # can be cut into partitions
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -59,8 +60,8 @@ FAMILIES = {
     "mistral": lambda: MistralConfig(**GROUPED, sliding_window=4, head_dim=12),
     "qwen2": lambda: Qwen2Config(**GROUPED, tie_word_embeddings=True),
     "qwen3": lambda: Qwen3Config(**GROUPED, head_dim=24),
-    "gpt_neox": lambda: GPTNeoXConfig(**SIZES),
-    "gpt_neox-sequential": lambda: GPTNeoXConfig(**SIZES, use_parallel_residual=False),
+    "gpt_neox": lambda: GPTNeoXConfig(**EVEN),
+    "gpt_neox-sequential": lambda: GPTNeoXConfig(**EVEN, use_parallel_residual=False),
 }
 
 
