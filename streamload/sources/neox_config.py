@@ -65,16 +65,15 @@ _RELEVANT = frozenset(_YML_NAMES) | frozenset(_SUPPORTED)
 def neox_config(folder: str, source: NeoXRawSource) -> tuple[Config, tuple[str, ...]]:
     """The configuration, and notices that say where it came from.
 
-    ``folder`` is looked in first, then the folder above it if it is a training step's.
+    ``folder`` is looked in first, then the folder of the files and, if that is a training
+    step's, the one above it.
 
     Raises:
         CheckpointError: a configuration file is damaged, contradicts the files, or describes a
             model of another form; or the number of heads cannot be told.
         MissingExtraError: there are yml files and PyYAML is not installed.
     """
-    places = [folder]
-    if os.path.basename(os.path.normpath(folder)).startswith("global_step"):
-        places.append(os.path.dirname(os.path.abspath(folder)))
+    places = _places(folder, source)
     for place in places:
         path = os.path.join(place, "config.json")
         if os.path.lexists(path):
@@ -99,6 +98,15 @@ def neox_config(folder: str, source: NeoXRawSource) -> tuple[Config, tuple[str, 
         f"published for GPT-NeoX-20B"
     )
     return {**shapes, **_PUBLISHED_20B, "num_attention_heads": heads}, (notice,)
+
+
+def _places(folder: str, source: NeoXRawSource) -> list[str]:
+    step = os.path.dirname(next(iter(source.catalog.values())).file)
+    places = [folder, step]
+    name = os.path.basename(os.path.normpath(os.path.abspath(step)))
+    if name.startswith("global_step"):
+        places.append(os.path.dirname(os.path.abspath(step)))
+    return list(dict.fromkeys(places))
 
 
 def _from_json(path: str) -> Config:
@@ -151,8 +159,8 @@ def _from_yml(place: str, shapes: Config) -> tuple[Config, tuple[str, ...]] | No
     where = ", ".join(map(printable, paths))
     _check_form(values, path=folder)
     told = {theirs: values[ours] for ours, theirs in _YML_NAMES.items() if ours in values}
-    for key in ("num_hidden_layers", "hidden_size"):
-        if key in told and told[key] != shapes[key]:
+    for key in ("num_hidden_layers", "hidden_size", "intermediate_size"):
+        if key in told and key in shapes and told[key] != shapes[key]:
             raise CheckpointError(
                 f"says {key} {told[key]!r}, but the files hold {shapes[key]!r}", path=folder
             )

@@ -172,10 +172,7 @@ def test_harmless_objects_are_refused_with_a_way_out(
 ) -> None:
     path = tmp_path / "x.pt"
     path.write_bytes(saved(content, old=old))
-    if not (old and word.startswith("torch.nn")):  # these are stored as a persistent id there
-        refuse(path, word, "state_dict()")
-    else:
-        refuse(path)
+    refuse(path, word, "state_dict()")
 
 
 def plain_zip() -> bytes:

@@ -226,7 +226,27 @@ def test_archives_written_without_checksums_and_by_other_zip_writers(tmp_path: P
     assert torch.equal(load(str(again))["w"], W)
 
 
-def test_pickle_protocols_and_python_2_dictionaries(tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    not hasattr(torch.serialization, "skip_data"), reason="this torch cannot write files with holes"
+)
+def test_archives_larger_than_4_gib(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    with torch.serialization.skip_data():
+        torch.save({"big": torch.empty(5 << 30, dtype=torch.uint8), "last": torch.ones(3)}, path)
+    judge = torch.load(path, weights_only=True, mmap=True)
+    with open_torch([str(path)], given="") as source:
+        extent = source.catalog["last"].extent
+        assert extent is not None
+        assert extent.offset > 5 << 30
+        with path.open("r+b") as file:
+            file.seek(extent.offset)
+            file.write(torch.tensor([1.5, 2.5, 3.5]).numpy().tobytes())
+        assert judge["last"].tolist() == [1.5, 2.5, 3.5]
+        assert source.tensor("last").tolist() == [1.5, 2.5, 3.5]
+        assert source.catalog["big"].nbytes == 5 << 30
+
+
+def test_pickle_protocols(tmp_path: Path) -> None:
     for protocol in (2, 3, 4, 5):
         path = str(tmp_path / f"{protocol}.pt")
         torch.save({"model": STATE, "long": 1 << 200, "x": b"abc"}, path, pickle_protocol=protocol)
