@@ -35,9 +35,12 @@ def touch(tensors: Iterable[Any]) -> int:
     total = 0
     with torch.inference_mode():
         for tensor in tensors:
-            if tensor.dtype.itemsize == 1 and tensor.is_contiguous():
+            if tensor.dtype.itemsize == 1 and tensor.dtype.is_floating_point:
                 tensor = tensor.view(torch.uint8)
-            tensor.sum()
+            if tensor.is_floating_point() or tensor.is_complex():
+                tensor.sum()
+            elif tensor.numel():
+                tensor.amax()  # the sum of integers would make a wider copy of all first
             total += tensor.numel() * tensor.element_size()
     return total
 
