@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.compare import Row, rows_of, warnings_of
 
-__all__ = ["markdown", "report", "setting"]
+__all__ = ["COLUMNS", "NUMERIC", "cells", "markdown", "render", "report", "setting"]
 
 COLUMNS = (
     "loader", "load + first use s", "min-max", "import s", "load s", "first use s", "GB/s",
@@ -42,7 +42,7 @@ def setting(head: dict[str, Any]) -> str:
 
 def markdown(rows: Iterable[Row]) -> str:
     """An aligned Markdown table."""
-    return render(COLUMNS, [_cells(row) for row in rows], NUMERIC)
+    return render(COLUMNS, [cells(row) for row in rows], NUMERIC)
 
 
 def render(head: Sequence[str], body: Sequence[Sequence[str]], numeric: Iterable[int]) -> str:
@@ -60,7 +60,7 @@ def render(head: Sequence[str], body: Sequence[Sequence[str]], numeric: Iterable
     return "\n".join([one(head), f"| {' | '.join(rule)} |", *map(one, body)])
 
 
-def _cells(row: Row) -> list[str]:
+def cells(row: Row) -> list[str]:
     if row.median is None:
         empty = [""] * (len(COLUMNS) - 3)
         return [row.label, *empty, _short(row.reason or "failed"), row.delivers]
