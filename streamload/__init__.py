@@ -1,1 +1,147 @@
 """Streams large checkpoints into PyTorch models with little memory and no waiting."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from streamload.errors import (
+        CheckpointError,
+        CheckpointNotFoundError,
+        DownloadError,
+        MemoryBudgetError,
+        MissingExtraError,
+        PlanError,
+        ReadError,
+        StreamloadError,
+        WriteError,
+    )
+    from streamload.exporting import export
+    from streamload.generation import generate
+    from streamload.loading import (
+        Loaded,
+        iter_tensors,
+        load,
+        load_into,
+        load_state_dict,
+        plan,
+    )
+    from streamload.mapping.registry import mapping_for
+    from streamload.mapping.rules import NameMap, Rule
+    from streamload.mapping.transforms import (
+        Chain,
+        Concat,
+        HeadSplit,
+        Identity,
+        Interleaved,
+        Mean,
+        Permute,
+        Split,
+        Sum,
+        Transpose,
+    )
+    from streamload.options import LoadOptions
+    from streamload.planning.records import Plan
+    from streamload.report import ExportReport, LoadReport
+    from streamload.sources.base import Source
+    from streamload.sources.detect import open_checkpoint
+    from streamload.sources.memory import MemorySource
+    from streamload.weights import empty_weights
+
+__version__ = "0.1.0"
+
+# Public name → the module it is defined in. Imported on first use, so that listing a checkpoint
+# (``open_checkpoint``, ``streamload inspect``) imports neither torch nor numpy.
+_HOMES = {
+    "errors": (
+        "CheckpointError",
+        "CheckpointNotFoundError",
+        "DownloadError",
+        "MemoryBudgetError",
+        "MissingExtraError",
+        "PlanError",
+        "ReadError",
+        "StreamloadError",
+        "WriteError",
+    ),
+    "exporting": ("export",),
+    "generation": ("generate",),
+    "loading": ("Loaded", "iter_tensors", "load", "load_into", "load_state_dict", "plan"),
+    "mapping.registry": ("mapping_for",),
+    "mapping.rules": ("NameMap", "Rule"),
+    "mapping.transforms": (
+        "Chain",
+        "Concat",
+        "HeadSplit",
+        "Identity",
+        "Interleaved",
+        "Mean",
+        "Permute",
+        "Split",
+        "Sum",
+        "Transpose",
+    ),
+    "options": ("LoadOptions",),
+    "planning.records": ("Plan",),
+    "report": ("ExportReport", "LoadReport"),
+    "sources.base": ("Source",),
+    "sources.detect": ("open_checkpoint",),
+    "sources.memory": ("MemorySource",),
+    "weights": ("empty_weights",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Chain",
+    "CheckpointError",
+    "CheckpointNotFoundError",
+    "Concat",
+    "DownloadError",
+    "ExportReport",
+    "HeadSplit",
+    "Identity",
+    "Interleaved",
+    "LoadOptions",
+    "LoadReport",
+    "Loaded",
+    "Mean",
+    "MemoryBudgetError",
+    "MemorySource",
+    "MissingExtraError",
+    "NameMap",
+    "Permute",
+    "Plan",
+    "PlanError",
+    "ReadError",
+    "Rule",
+    "Source",
+    "Split",
+    "StreamloadError",
+    "Sum",
+    "Transpose",
+    "WriteError",
+    "empty_weights",
+    "export",
+    "generate",
+    "iter_tensors",
+    "load",
+    "load_into",
+    "load_state_dict",
+    "mapping_for",
+    "open_checkpoint",
+    "plan",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

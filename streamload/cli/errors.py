@@ -1,0 +1,104 @@
+"""From exceptions to one line on stderr and an exit code: the only place that knows both.
+
+0 done · 1 refused or failed · 2 wrong usage (click's own) · 3 not enough memory · 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from streamload.errors import MemoryBudgetError, PlanError, StreamloadError, printable
+
+__all__ = ["exit_code", "failure_as_dict", "failures_as_one_line", "one_line"]
+
+_MOST_LINES = 4
+_CLICKS_OWN = (click.ClickException, click.exceptions.Exit, click.Abort, SystemExit)
+
+
+def exit_code(error: BaseException) -> int | None:
+    """The process' exit code for an exception; None for one that is a fault of streamload."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    if isinstance(error, (MemoryBudgetError, MemoryError)):
+        return 3
+    # ValueError: an option's value that only the library can judge.
+    if isinstance(error, (StreamloadError, OSError, ValueError)):
+        return 1
+    return None
+
+
+def one_line(error: BaseException) -> str:
+    """The message on one line, cut after the first few problems."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    text = printable_lines(error) or [type(error).__name__]
+    if isinstance(error, MemoryError):
+        text.insert(0, "out of memory:")
+    more = len(text) - _MOST_LINES
+    if more > 0:
+        text[_MOST_LINES:] = [f"… and {more} more (--json or `streamload plan` lists all)"]
+    line = text[0]
+    for part in text[1:]:
+        line += f" {part}" if line.endswith(":") else f"; {part}"
+    return line
+
+
+def printable_lines(error: BaseException) -> list[str]:
+    """The message's lines that are not empty, with what a terminal cannot show escaped."""
+    lines = (" ".join(printable(line).split()) for line in str(error).split("\n"))
+    return [line.rstrip(";") for line in lines if line]
+
+
+def failure_as_dict(error: BaseException) -> dict[str, Any]:
+    """What ``--json`` prints on a failure: the report, if there is one, and the error."""
+    report = error.report if isinstance(error, PlanError) else None
+    made: dict[str, Any] = {} if report is None else report.to_dict()
+    made |= {"ok": False, "error": one_line(error)}
+    if isinstance(error, MemoryBudgetError):
+        names = ("needed_bytes", "available_bytes", "limit")
+        made["memory"] = {name: getattr(error, name) for name in names}
+    elif report is None:
+        made["problems"] = list(getattr(error, "problems", (str(error),)))
+    return made
+
+
+@contextlib.contextmanager
+def failures_as_one_line(meta: Mapping[str, Any]) -> Iterator[None]:
+    """Turn what the block raises into a line on stderr and ``SystemExit``.
+
+    Errors of unknown kinds are faults of streamload itself and keep their traceback.
+
+    Args:
+        meta: click's notes: ``streamload.as_json`` and ``streamload.traceback``, if given.
+    """
+    try:
+        yield
+    except _CLICKS_OWN:
+        raise
+    except BrokenPipeError:
+        _leave_stdout_alone()
+        raise SystemExit(1) from None
+    except BaseException as error:
+        code = exit_code(error)
+        if code is None:
+            raise
+        if meta.get("streamload.traceback"):
+            traceback.print_exc()
+        if meta.get("streamload.as_json"):
+            click.echo(json.dumps(failure_as_dict(error)))
+        click.echo(f"streamload: error: {one_line(error)}", err=True)
+        raise SystemExit(code) from None
+
+
+def _leave_stdout_alone() -> None:
+    """After the reader of stdout went away (``| head``): no complaint at the exit's flush."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,79 @@
+"""The ``streamload`` group: knows its commands by name and one-line help, imports them late."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from streamload.cli.errors import failures_as_one_line
+
+__all__ = ["main"]
+
+# In the order of a first visit; a command is ``command`` in the module of its name.
+_COMMANDS = {
+    "demo": "Make a small checkpoint, load it, generate, and show a refusal.",
+    "inspect": "List a checkpoint's tensors, or look into one.",
+    "plan": "Say what a load would do and need, without doing it.",
+    "load": "Load a checkpoint and print the report.",
+    "generate": "Continue a text or a list of tokens.",
+    "synth": "Write a checkpoint of random weights in a published layout.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports ``streamload.cli.NAME`` when the command NAME is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands' names, in the order of the table."""
+        del ctx
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command, or None if there is none of the name."""
+        del ctx
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"streamload.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands without importing one."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
+        """Run; a failure outside a command (while parsing, while exiting) is one line too."""
+        with failures_as_one_line({}):
+            return super().main(args, *rest, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; a failure is one line, with ``--json`` also an object on stdout."""
+        with failures_as_one_line(ctx.meta):
+            return super().invoke(ctx)
+
+
+def _note_traceback(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.meta["streamload.traceback"] = True
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Example: streamload demo. For a command's options: streamload COMMAND --help.",
+)
+@click.version_option(package_name="streamload", prog_name="streamload")
+@click.option(
+    "--traceback",
+    is_flag=True,
+    expose_value=False,
+    callback=_note_traceback,
+    help="Show the traceback of a failure.",
+)
+def main() -> None:
+    """Stream large checkpoints into PyTorch models with little memory and no waiting."""

@@ -1,0 +1,47 @@
+"""A progress bar on stderr, if that is a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+__all__ = ["progress_bar"]
+
+Progress = Callable[[int, int, str], None]
+
+
+@contextlib.contextmanager
+def progress_bar(title: str) -> Iterator[Progress | None]:
+    """A callback ``(bytes done, bytes in all, tensor name)`` that draws; None without a terminal.
+
+    Shows the bytes, the rate, the time left and the current tensor; it disappears when done.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[tensor]}", markup=False),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None, tensor="")
+
+        def show(done_bytes: int, total_bytes: int, tensor: str) -> None:
+            bar.update(task, completed=done_bytes, total=total_bytes, tensor=tensor)
+
+        yield show

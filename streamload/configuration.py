@@ -1,0 +1,91 @@
+"""``config.json`` beside a checkpoint, and what can be said without one."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from streamload.errors import CheckpointError, CheckpointNotFoundError
+from streamload.mapping.registry import known_model_types
+from streamload.sources.base import Source
+from streamload.sources.detect import folder_of
+from streamload.sources.files import OpenFile
+from streamload.sources.header import loads_strictly
+
+__all__ = ["find_config", "read_config"]
+
+_MAX_CONFIG_BYTES = 16 << 20
+
+
+def read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The ``config.json`` in the checkpoint's folder, or None if there is none.
+
+    Raises:
+        CheckpointError: it is not a JSON object.
+    """
+    config_path = os.path.join(folder_of(path), "config.json")
+    try:
+        file = OpenFile(config_path)
+    except CheckpointNotFoundError:
+        return None
+    try:
+        text = file.read(0, min(file.size_bytes, _MAX_CONFIG_BYTES))
+    finally:
+        file.close()
+    try:
+        config = loads_strictly(text.removeprefix(b"\xef\xbb\xbf"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"is not valid JSON: {error}", path=config_path) from error
+    if not isinstance(config, dict):
+        raise CheckpointError("is not a JSON object", path=config_path)
+    return config
+
+
+def find_config(source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The configuration of a checkpoint from which a model is to be built, and notices about it.
+
+    Raises:
+        CheckpointError: there is none, or its model type has no model here.
+    """
+    config = read_config(source.path)
+    if config is None:
+        guessed = _guess_gpt2(source)
+        if guessed is None:
+            raise CheckpointError(
+                "no config.json beside the checkpoint, so the model cannot be built: put it "
+                "there, or build the module yourself and use streamload.load_into",
+                path=source.path,
+            )
+        return guessed, ("no config.json: GPT-2's configuration was read off the shapes",)
+    model_type = config.get("model_type")
+    if model_type not in known_model_types():
+        raise CheckpointError(
+            f"config.json says model_type {model_type!r}; models here: "
+            f"{', '.join(known_model_types())}. Build the module yourself and use "
+            "streamload.load_into",
+            path=source.path,
+        )
+    return config, ()
+
+
+def _guess_gpt2(source: Source) -> dict[str, Any] | None:
+    """GPT-2's sizes are in its shapes; heads are 64 wide in all published sizes."""
+    from streamload.mapping.binding import bind_table
+    from streamload.mapping.gpt2 import gpt2_map
+
+    binding = bind_table(gpt2_map({}), source.catalog.tensors)
+    shapes = {a.targets[0]: source.catalog[a.sources[0]].shape for a in binding.assignments}
+    layers = {a.layer for a in binding.assignments if a.layer is not None}
+    embedding, positions = shapes.get("tok_embed.weight"), shapes.get("pos_embed.weight")
+    if embedding is None or positions is None or len(embedding) != 2 or len(positions) != 2:
+        return None
+    if layers != set(range(len(layers))) or not layers or embedding[1] % 64:
+        return None
+    return {
+        "model_type": "gpt2",
+        "vocab_size": embedding[0],
+        "n_positions": positions[0],
+        "n_embd": embedding[1],
+        "n_layer": len(layers),
+        "n_head": embedding[1] // 64,
+    }

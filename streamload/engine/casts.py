@@ -1,0 +1,32 @@
+"""Which casts can overflow, and how overflows are counted cheaply."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+__all__ = ["can_overflow", "count_overflows"]
+
+# torch has no sum() for the 8-bit floats; they are looked at through float32.
+_SUMMABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@cache
+def can_overflow(stored: torch.dtype, target: torch.dtype) -> bool:
+    """True if a finite value of ``stored`` may become infinite (or NaN) in ``target``."""
+    if stored == target or not (stored.is_floating_point and target.is_floating_point):
+        return False
+    return torch.finfo(stored).max > torch.finfo(target).max
+
+
+def count_overflows(source: torch.Tensor, cast: torch.Tensor) -> int:
+    """Finite values of ``source`` that are not finite in ``cast`` (equal shapes).
+
+    A sum is the sentinel: it is finite only if every value is. It costs a tenth of an exact
+    count, which is made only where it is not (also where the values merely add up to infinity).
+    """
+    if cast.dtype in _SUMMABLE and bool(torch.isfinite(cast.sum())):
+        return 0
+    lost = torch.isfinite(source) & ~torch.isfinite(cast.float())
+    return int(lost.sum())

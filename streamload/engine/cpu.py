@@ -1,0 +1,159 @@
+"""The CPU lane: blocks are read into one reused buffer a worker and cast into the destination."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from streamload.dtypes import BY_NAME
+from streamload.engine.casts import can_overflow, count_overflows
+from streamload.engine.chunks import Block, Part
+from streamload.engine.lane import ReadElements, Sink
+from streamload.errors import CheckpointError
+from streamload.planning.records import PlannedTensor
+
+__all__ = ["Buffer", "CpuLane", "CpuWorker"]
+
+
+class Buffer:
+    """Bytes that are reused from block to block; grown, never shrunk."""
+
+    def __init__(self) -> None:
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+
+    def elements(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """A flat tensor of ``count`` elements over the buffer, contents as they were."""
+        nbytes = count * dtype.itemsize
+        if self._bytes.numel() < nbytes:
+            self._bytes = torch.empty(0, dtype=torch.uint8)  # let the old one go first
+            self._bytes = torch.empty(nbytes, dtype=torch.uint8)
+        return self._bytes[:nbytes].view(dtype)
+
+
+def memory_at(tensor: torch.Tensor, offset: int, count: int) -> memoryview:
+    """The writable bytes of ``count`` elements from ``offset``; valid while the tensor lives."""
+    size = tensor.element_size()
+    start = tensor.data_ptr() + offset * size
+    return memoryview((ctypes.c_char * (count * size)).from_address(start)).cast("B")
+
+
+class CpuLane:
+    """New tensors in ordinary memory, written by several threads.
+
+    Args:
+        chunk_bytes: how much one read brings; a worker's buffer is about as large.
+    """
+
+    def __init__(self, *, chunk_bytes: int) -> None:
+        self._chunk_bytes = chunk_bytes
+
+    def allocate(self, tensor: PlannedTensor) -> torch.Tensor:
+        """Memory that is not touched before its values arrive."""
+        name = BY_NAME[tensor.dtype].torch_name
+        assert name is not None, "planning refuses dtypes without a torch counterpart"
+        dtype: torch.dtype = getattr(torch, name)
+        return torch.empty_strided(tensor.shape, tensor.strides, dtype=dtype, device="cpu")
+
+    def worker(self) -> CpuWorker:
+        """One for each thread."""
+        return CpuWorker(self._chunk_bytes)
+
+    def finish(self) -> None:
+        """Nothing is under way."""
+
+
+class CpuWorker:
+    """One thread's buffers."""
+
+    def __init__(self, chunk_bytes: int) -> None:
+        self._chunk_bytes = chunk_bytes
+        self._raw = Buffer()
+        self._panel = Buffer()
+
+    def carry(
+        self, block: Block, stored: torch.dtype, read: ReadElements, sinks: Sequence[Sink]
+    ) -> None:
+        """See LaneWorker."""
+        if block.staged:
+            self._carry_panel(block, stored, read, sinks)
+        elif block.direct and sinks[block.parts[0].target].tensor.dtype == stored:
+            self._carry_direct(block, read, sinks)
+        else:
+            raw = self._raw.elements(block.stop - block.start, stored)
+            read(block.start, block.stop, memory_at(raw, 0, raw.numel()))
+            for part in block.parts:
+                _copy_part(raw, part, sinks[part.target])
+
+    def close(self) -> None:
+        """Let the buffers go."""
+        self._raw, self._panel = Buffer(), Buffer()
+
+    @staticmethod
+    def _carry_direct(block: Block, read: ReadElements, sinks: Sequence[Sink]) -> None:
+        part = block.parts[0]
+        tensor = sinks[part.target].tensor
+        count = block.stop - block.start
+        read(block.start, block.stop, memory_at(tensor, part.target_offset, count))
+        if tensor.dtype == torch.bool:
+            held = torch.as_strided(
+                tensor, (count,), (1,), tensor.storage_offset() + part.target_offset
+            )
+            refuse_odd_bools(held)
+
+    def _carry_panel(
+        self, block: Block, stored: torch.dtype, read: ReadElements, sinks: Sequence[Sink]
+    ) -> None:
+        """Cast whole rows into staging, then copy each part once, transposed.
+
+        Writing a transposed destination block by block touches each of its pages and cache lines
+        many times; from staging torch's blocked transposition writes them once.
+        """
+        first = sinks[block.parts[0].target]
+        dtype = first.tensor.dtype
+        panel = self._panel.elements(block.stop - block.start, dtype)
+        if dtype == stored:
+            read(block.start, block.stop, memory_at(panel, 0, panel.numel()))
+        else:
+            step = max(self._chunk_bytes // stored.itemsize, 1)
+            for start in range(block.start, block.stop, step):
+                stop = min(start + step, block.stop)
+                raw = self._raw.elements(stop - start, stored)
+                read(start, stop, memory_at(raw, 0, raw.numel()))
+                _cast(raw, panel[start - block.start : stop - block.start], first)
+        for part in block.parts:
+            _view(sinks[part.target].tensor, part).copy_(
+                torch.as_strided(
+                    panel,
+                    part.shape,
+                    part.source_strides,
+                    panel.storage_offset() + part.source_offset,
+                )
+            )
+
+
+def refuse_odd_bools(values: torch.Tensor) -> None:
+    """Raise CheckpointError for bytes that are neither 0 nor 1, which torch would keep."""
+    if values.numel() and int(values.view(torch.uint8).max()) > 1:
+        raise CheckpointError("a BOOL tensor holds a byte that is neither 0 nor 1")
+
+
+def _view(tensor: torch.Tensor, part: Part) -> torch.Tensor:
+    offset = tensor.storage_offset() + part.target_offset
+    return torch.as_strided(tensor, part.shape, part.target_strides, offset)
+
+
+def _copy_part(raw: torch.Tensor, part: Part, sink: Sink) -> None:
+    source = torch.as_strided(
+        raw, part.shape, part.source_strides, raw.storage_offset() + part.source_offset
+    )
+    if source.dtype == torch.bool:
+        refuse_odd_bools(raw)
+    _cast(source, _view(sink.tensor, part), sink)
+
+
+def _cast(source: torch.Tensor, target: torch.Tensor, sink: Sink) -> None:
+    target.copy_(source)
+    if can_overflow(source.dtype, target.dtype):
+        sink.overflows += count_overflows(source, target)

@@ -1,0 +1,195 @@
+"""Carries out a plan: checks first, then new tensors, then tensors that are overwritten."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+
+from streamload.engine.jobs import Job, JobQueue, jobs_of
+from streamload.engine.lane import Lane, Sink
+from streamload.engine.reduce import check_agreement, compare, reduce_into
+from streamload.engine.workers import Crew
+from streamload.errors import CheckpointError, StreamloadError
+from streamload.planning.records import Plan, PlannedTensor
+from streamload.sources.base import Source
+
+__all__ = ["Execution", "Progress", "execute"]
+
+# progress(done_bytes, total_bytes, tensor_name), from the thread that called the load.
+Progress: TypeAlias = Callable[[int, int, str], object]
+
+
+@dataclass
+class Execution:
+    """What came of a plan.
+
+    Attributes:
+        tensors: new tensors by target name; the caller commits them.
+        overwritten: names of tensors overwritten in place, as far as it came.
+        bytes_read, bytes_written: of tensor data.
+        notices: what was seen in the data.
+    """
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    overwritten: list[str] = field(default_factory=list)
+    bytes_read: int = 0
+    bytes_written: int = 0
+    notices: list[str] = field(default_factory=list)
+
+
+def execute(
+    plan: Plan,
+    source: Source,
+    lane: Lane,
+    *,
+    existing: Mapping[str, torch.Tensor] | None = None,
+    progress: Progress | None = None,
+    release: bool = False,
+) -> Execution:
+    """Stream or map every planned tensor.
+
+    Args:
+        plan: must hold.
+        source: the checkpoint the plan was made from.
+        lane: makes and writes tensors.
+        existing: tensors that are overwritten in place, by target name.
+        progress: called now and then with bytes done, bytes in all, and a stored name.
+        release: give the page cache back behind the workers (a memory limit binds).
+
+    Raises:
+        ReadError, CheckpointError: as the source or the data give cause; MemoryError and
+            whatever ``progress`` raises pass through unchanged. New tensors are dropped.
+    """
+    run = Execution()
+    _check(plan, source, run)
+    new = [t for t in plan.tensors if t.is_new and t.mapped is None]
+    old = [t for t in plan.tensors if not t.is_new]
+    counter = _Counter(plan, new + old, progress)
+    try:
+        for planned in plan.tensors:
+            if planned.mapped is not None:
+                run.tensors[planned.name] = _mapped(source, planned)
+        run.tensors.update({t.name: lane.allocate(t) for t in new})
+        _stream(plan, source, lane, new, run.tensors, counter, run, release)
+        source.check_unchanged()
+        if old:
+            run.overwritten += [t.name for t in old]
+            _stream(plan, source, lane, old, existing or {}, counter, run, release)
+            source.check_unchanged()
+        lane.finish()
+    except BaseException:
+        run.tensors.clear()
+        raise
+    run.bytes_read += counter.done
+    run.bytes_written = sum(t.nbytes for t in new + old)
+    return run
+
+
+def _check(plan: Plan, source: Source, run: Execution) -> None:
+    """Everything in the data that can refuse the load, before anything is written."""
+    for comparison in plan.comparisons:
+        notice = compare(plan, source, comparison)
+        run.notices += [notice] if notice else []
+    largest, where = 0.0, ""
+    for planned in plan.tensors:
+        if planned.reduces == "mean":
+            difference = check_agreement(plan, source, planned)
+            if difference > largest:
+                largest, where = difference, planned.name
+    if where:
+        run.notices.append(
+            f"partitions that should agree differ by at most {largest:.3g} (in {where!r}); their "
+            "float32 mean was taken"
+        )
+
+
+def _mapped(source: Source, planned: PlannedTensor) -> torch.Tensor:
+    view = planned.mapped
+    assert view is not None, "only called for mapped targets"
+    base = source.mapped(view.stored_name)
+    if base is None:
+        raise CheckpointError(
+            "cannot be mapped as planned", path=source.path, tensor=view.stored_name
+        )
+    offset = base.storage_offset() + view.offset
+    return torch.as_strided(base, planned.shape, view.strides, offset)
+
+
+class _Counter:
+    """Bytes done, counted by the workers and told from the calling thread."""
+
+    def __init__(
+        self, plan: Plan, tensors: Sequence[PlannedTensor], progress: Progress | None
+    ) -> None:
+        names = {m.stored_name for t in tensors for m in t.moves}
+        self.total = sum(plan.stored[name].nbytes for name in names)
+        self.done = 0
+        self._name = ""
+        self._told = -1
+        self._lock = threading.Lock()
+        self._progress = progress
+
+    def add(self, job: Job) -> None:
+        with self._lock:
+            self.done += job.nbytes
+            self._name = job.spec.name
+
+    def tell(self) -> None:
+        if self._progress is not None and self.done != self._told:
+            self._told = self.done
+            self._progress(self.done, self.total, self._name)
+
+
+def _stream(
+    plan: Plan,
+    source: Source,
+    lane: Lane,
+    tensors: Sequence[PlannedTensor],
+    targets: Mapping[str, torch.Tensor],
+    counter: _Counter,
+    run: Execution,
+    release: bool,
+) -> None:
+    """Fill ``targets``: arithmetic first (it is small), then all plain moves by the workers."""
+    if not tensors:
+        return
+    with torch.no_grad():
+        for planned in tensors:
+            if planned.reduces:
+                run.notices += reduce_into(plan, source, planned, targets[planned.name])
+    moved = [t for t in tensors if not t.reduces]
+    numbers = {t.name: i for i, t in enumerate(moved)}
+    sinks = [Sink(targets[t.name]) for t in moved]
+    queue = JobQueue(jobs_of(plan, moved, numbers))
+    crew = Crew(source, lane, queue, sinks, done=counter.add, release=release)
+    crew.run(_crew_size(plan, moved), tick=counter.tell)
+    _report_overflows(plan, moved, sinks, run)
+
+
+def _crew_size(plan: Plan, tensors: Sequence[PlannedTensor]) -> int:
+    """One worker is enough where there is hardly more than a block to read."""
+    small = sum(t.nbytes for t in tensors) <= plan.options.chunk_bytes
+    return 1 if small else plan.options.workers
+
+
+def _report_overflows(
+    plan: Plan, tensors: Sequence[PlannedTensor], sinks: Sequence[Sink], run: Execution
+) -> None:
+    lost = [(t, s.overflows) for t, s in zip(tensors, sinks, strict=True) if s.overflows]
+    if not lost:
+        return
+    lines = [f"{t.name!r}: {count} finite values overflow {t.dtype}" for t, count in lost]
+    if plan.options.overflow == "refuse":
+        raise StreamloadError(
+            f"{source_of(plan)}: {'; '.join(lines[:4])}; overflow='report' loads them as infinity"
+        )
+    run.notices += lines
+
+
+def source_of(plan: Plan) -> str:
+    """The checkpoint's path, for messages."""
+    return plan.report.source

@@ -1,0 +1,55 @@
+"""What a lane is: how blocks reach one kind of device. A lane never interprets a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import torch
+
+from streamload.engine.chunks import Block
+from streamload.planning.records import PlannedTensor
+
+__all__ = ["Lane", "LaneWorker", "ReadElements", "Sink"]
+
+# Fills a writable buffer with the stored elements [start, stop) of one tensor.
+ReadElements: TypeAlias = Callable[[int, int, memoryview], None]
+
+
+@dataclass(slots=True)
+class Sink:
+    """One destination while it is written.
+
+    Attributes:
+        tensor: the destination, owned by the caller; strides as planned.
+        overflows: finite stored values that became infinite by the cast, so far.
+    """
+
+    tensor: torch.Tensor
+    overflows: int = 0
+
+
+class LaneWorker(Protocol):
+    """The part of a lane that one thread owns, with its buffers."""
+
+    def carry(
+        self, block: Block, stored: torch.dtype, read: ReadElements, sinks: Sequence[Sink]
+    ) -> None:
+        """Read one block and write its parts; returns when the worker's buffers may be reused."""
+
+    def close(self) -> None:
+        """Wait for what is under way, and let the buffers go."""
+
+
+class Lane(Protocol):
+    """How tensors are made and written on a kind of device."""
+
+    def allocate(self, tensor: PlannedTensor) -> torch.Tensor:
+        """A new tensor of the planned shape, strides and dtype; its memory is not touched."""
+
+    def worker(self) -> LaneWorker:
+        """A worker for the calling thread."""
+
+    def finish(self) -> None:
+        """Wait until everything written can be used by the caller's current stream."""

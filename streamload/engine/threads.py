@@ -1,0 +1,33 @@
+"""One torch thread in each worker, without changing what any other thread gets.
+
+``torch.set_num_threads(1)`` acts on the calling thread and on threads started later. The workers
+call it one by one under a lock, and the process-wide value is put back before the lock is
+released, from the thread that held it.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+__all__ = ["use_one_torch_thread"]
+
+_LOCK = threading.Lock()
+
+
+def use_one_torch_thread() -> None:
+    """Make torch single-threaded in the calling thread only.
+
+    Blocks are spread over workers already; a second layer of threads inside each copy makes them
+    fight for the same cores.
+    """
+    with _LOCK:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        if before == 1:
+            return
+        # A helper thread restores the value for threads to come; its own setting dies with it.
+        restorer = threading.Thread(target=torch.set_num_threads, args=(before,))
+        restorer.start()
+        restorer.join()

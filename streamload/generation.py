@@ -1,0 +1,169 @@
+"""Token by token continuation of a prompt, with any module that gives logits."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, SupportsIndex
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["generate"]
+
+
+def generate(
+    model: nn.Module,
+    ids: Tensor | Sequence[int],
+    *,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    seed: int | None = None,
+    stop_token: int | Collection[int] | None = None,
+) -> Iterator[int]:
+    """Continue a prompt; each step of the iterator yields one new token id.
+
+    A model with ``new_cache(batch, length)`` (the reference models) sees each position once; any
+    other module is called as ``model(ids)`` on the whole text so far and may return the logits
+    or an object that has them as ``.logits``. Gradients are off during a step only: the code
+    between two steps runs as it was.
+
+    Args:
+        model: gives logits [1, n, vocabulary] for a LongTensor [1, n].
+        ids: the prompt, a LongTensor [1, n] or a sequence of ints, on any device.
+        max_new_tokens: yield at most so many.
+        temperature: 0 takes the most likely token, the first of several that tie; above 0 draws.
+        top_k: draw among the k most likely only.
+        seed: draw with a generator of its own: the same seed gives the same text, and torch's
+            global one is left alone.
+        stop_token: end when this token, or one of these, would come next; it is not yielded.
+
+    Raises:
+        ValueError: at the call, before anything is computed: an empty prompt, an id outside the
+            vocabulary, a number out of range, more positions than the model has, or parameters
+            without values (on the meta device).
+    """
+    device = _device_of(model)
+    prompt = _prompt(model, ids).to(device)
+    _check_numbers(max_new_tokens, temperature, top_k, seed)
+    total = prompt.shape[1] + max_new_tokens
+    limit = _context_length(model)
+    if limit is not None and total > limit:
+        raise ValueError(
+            f"{prompt.shape[1]} prompt tokens and {max_new_tokens} new ones do not fit the "
+            f"model's {limit} positions"
+        )
+    generator = None if seed is None else torch.Generator(device).manual_seed(seed)
+    sampler = _Sampler(float(temperature), top_k, generator)
+    stops = _stops(stop_token)
+    return _steps(model, prompt, max_new_tokens, sampler, stops)
+
+
+@dataclass(frozen=True)
+class _Sampler:
+    temperature: float
+    top_k: int | None
+    generator: torch.Generator | None
+
+    def pick(self, logits: Tensor) -> Tensor:
+        """One token, [1, 1], from logits [vocabulary]."""
+        logits = logits.float()
+        if self.temperature == 0.0:
+            return logits.argmax().view(1, 1)
+        candidates = None
+        if self.top_k is not None and self.top_k < logits.shape[0]:
+            logits, candidates = logits.topk(self.top_k)
+        # Shifted first: a tiny temperature must not turn all the logits into infinities.
+        chances = torch.softmax((logits - logits.max()) / self.temperature, dim=0)
+        drawn = torch.multinomial(chances, 1, generator=self.generator)
+        return (drawn if candidates is None else candidates[drawn]).view(1, 1)
+
+
+def _steps(
+    model: nn.Module, prompt: Tensor, count: int, sampler: _Sampler, stops: frozenset[int]
+) -> Iterator[int]:
+    new_cache: Any = getattr(model, "new_cache", None)
+    cache = None if new_cache is None else new_cache(1, prompt.shape[1] + count)
+    text = prompt
+    for _ in range(count):
+        chosen = _next_token(model, text, cache, sampler)
+        token = int(chosen)
+        if token in stops:
+            return
+        yield token
+        text = chosen if cache is not None else torch.cat((text, chosen), dim=1)
+
+
+# The mode is entered for one step, never across a yield: there it would reach into the caller.
+@torch.inference_mode()
+def _next_token(model: nn.Module, text: Tensor, cache: Any, sampler: _Sampler) -> Tensor:
+    out = model(text) if cache is None else model(text, cache=cache, last_only=True)
+    logits: Tensor = getattr(out, "logits", out)
+    return sampler.pick(logits[0, -1]).to(text.device)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise ValueError(f"the model's {name!r} has no values yet (it is on the meta device)")
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def _prompt(model: nn.Module, ids: Tensor | Sequence[int]) -> Tensor:
+    if isinstance(ids, Tensor):
+        if ids.dim() != 2 or ids.shape[0] != 1:
+            raise ValueError(f"ids must be [1, n], not {list(ids.shape)}")
+        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+            raise ValueError(f"ids must be whole numbers, not {ids.dtype}")
+        prompt = ids.detach().to(torch.int64)
+    else:
+        numbers = [_whole("a token id", one, least=0) for one in ids]
+        prompt = torch.tensor([numbers], dtype=torch.int64, device="cpu")
+    if prompt.shape[1] == 0:
+        raise ValueError("the prompt is empty: at least one token id is needed")
+    size = getattr(getattr(model, "tok_embed", None), "num_embeddings", None)
+    low, high = int(prompt.min()), int(prompt.max())
+    if low < 0 or (size is not None and high >= size):
+        wrong = low if low < 0 else high
+        within = "" if size is None else f" of {size}"
+        raise ValueError(f"token id {wrong} is outside the vocabulary{within}")
+    return prompt
+
+
+def _check_numbers(
+    max_new_tokens: int, temperature: float, top_k: int | None, seed: int | None
+) -> None:
+    _whole("max_new_tokens", max_new_tokens, least=0)
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise ValueError(f"temperature must be a finite number, 0 or more: {temperature!r}")
+    if top_k is not None:
+        _whole("top_k", top_k, least=1)
+    if seed is not None:
+        _whole("seed", seed, least=0)
+
+
+def _whole(name: str, value: object, *, least: int) -> int:
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+        number = operator.index(value)
+        if least <= number < 2**63:
+            return number
+    raise ValueError(f"{name} must be a whole number from {least} to 2^63 - 1: {value!r}")
+
+
+def _context_length(model: nn.Module) -> int | None:
+    """Positions the model has, told by itself or by a learned position table of that name."""
+    told = getattr(model, "context_length", None)
+    if told is None:
+        told = getattr(getattr(model, "pos_embed", None), "num_embeddings", None)
+    return told if isinstance(told, int) else None
+
+
+def _stops(stop_token: int | Collection[int] | None) -> frozenset[int]:
+    if stop_token is None:
+        return frozenset()
+    several = (stop_token,) if isinstance(stop_token, SupportsIndex) else stop_token
+    return frozenset(operator.index(one) for one in several)

@@ -1,0 +1,314 @@
+"""``load``, ``load_into``, ``load_state_dict``, ``plan``, ``iter_tensors``."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from typing_extensions import Unpack
+
+from streamload.configuration import find_config, read_config
+from streamload.engine.execute import Execution, execute
+from streamload.engine.lanes import lane_for
+from streamload.errors import PlanError
+from streamload.mapping.binding import Mapper
+from streamload.mapping.choose import choose_mapper
+from streamload.memory import MemoryPeaks, PeakSampler
+from streamload.memory_check import check_memory
+from streamload.modules import OnAssign, commit, existing_tensors, targets_of
+from streamload.options import LoadOptions, Settings, settings_from
+from streamload.planning import Plan, Targets, build_plan
+from streamload.report import LoadReport
+from streamload.sources.base import Source
+from streamload.sources.detect import open_checkpoint
+from streamload.weights import empty_weights
+
+__all__ = [
+    "Loaded",
+    "iter_tensors",
+    "load",
+    "load_into",
+    "load_state_dict",
+    "plan",
+    "plan_checkpoint",
+]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in eval mode, the report of its load, and its configuration."""
+
+    model: nn.Module
+    report: LoadReport
+    config: dict[str, Any]
+
+
+def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded:
+    """Build the reference model for a checkpoint's ``config.json`` and stream the weights in.
+
+    Args:
+        path: a file, an index, a folder, raw GPT-NeoX partitions, or ``hf:ORG/NAME[@REVISION]``
+            in the local hub cache.
+        **options: see LoadOptions.
+
+    Returns:
+        ``.model`` (eval mode; called as ``model(ids)`` with a LongTensor [batch, n], returns
+        logits [batch, n, vocabulary]), ``.report``, ``.config``.
+
+    Raises:
+        CheckpointError: the files cannot be used.
+        PlanError: the weights do not fit the configuration; ``.report`` lists everything.
+        MemoryBudgetError: it would not fit in memory.
+        ReadError: reading failed midway.
+    """
+    settings = settings_from(options)
+    with open_checkpoint(path) as source:
+        model, config, settings, notices = _build(source, settings)
+        report = _load_open(model, source, settings, config=config, mapping="auto", on_assign=None)
+    report = replace(report, notices=(*notices, *report.notices))
+    return Loaded(model.eval(), report, config)
+
+
+def load_into(
+    module: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    mapping: str | Mapper = "auto",
+    expected_layers: int | None = None,
+    on_assign: OnAssign | None = None,
+    **options: Unpack[LoadOptions],
+) -> LoadReport:
+    """Stream a checkpoint into your own module.
+
+    Parameters on the meta device get new tensors, all committed together after the last byte
+    has arrived; on any exception the module is exactly as it was. Parameters that hold data are
+    overwritten in place, keeping dtype and device.
+
+    Args:
+        module: build it under ``streamload.empty_weights()`` to start without memory.
+        path: see ``load``.
+        mapping: ``"auto"`` (the table of the config's architecture if its names fit the module,
+            else equal names, with or without known wrappers), a NameMap, a dict stored name →
+            module name, or a function of the stored name (None: ignored).
+        expected_layers: refuse a file whose block indices are not 0 … expected_layers - 1.
+        on_assign: called with (stored name, module name) before each assignment.
+        **options: see LoadOptions.
+
+    Raises:
+        As ``load``.
+    """
+    settings = replace(settings_from(options), expected_layers=expected_layers)
+    with open_checkpoint(path) as source:
+        return _load_open(
+            module,
+            source,
+            settings,
+            config=read_config(path),
+            mapping=mapping,
+            on_assign=on_assign,
+        )
+
+
+def load_state_dict(
+    path: str | os.PathLike[str],
+    *,
+    mapping: str | Mapper = "auto",
+    **options: Unpack[LoadOptions],
+) -> dict[str, torch.Tensor]:
+    """All tensors under their mapped names, without a module; tied names share one tensor.
+
+    Args:
+        path: see ``load``.
+        mapping: see ``load_into``; ``"auto"`` gives local names where the config's architecture
+            has a table, else stored names.
+        **options: see LoadOptions.
+    """
+    settings = settings_from(options)
+    with open_checkpoint(path) as source:
+        mapper = _mapper(mapping, read_config(path), source, None, settings)
+        made = build_plan(source.catalog, mapper, None, settings.plan_options(), source=source.path)
+        made.raise_if_refused()
+        check_memory(made, settings)
+        run = _execute(made, source, settings, {})
+        tensors = {t.name: run.tensors[t.name] for t in made.tensors}
+        for group in made.report.tied:
+            held = next((tensors[name] for name in group if name in tensors), None)
+            if held is not None:
+                tensors.update(dict.fromkeys(group, held))
+        return tensors
+
+
+def plan(
+    module: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    mapping: str | Mapper = "auto",
+    expected_layers: int | None = None,
+    **options: Unpack[LoadOptions],
+) -> Plan:
+    """What ``load_into`` would do; reads headers only, touches nothing.
+
+    Returns:
+        ``.ok``, ``.problems``, ``.report`` (all lists) and ``.memory`` (needed, available).
+    """
+    settings = replace(settings_from(options), expected_layers=expected_layers)
+    with open_checkpoint(path) as source:
+        return _plan_open(module, source, settings, read_config(path), mapping)
+
+
+def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Plan:
+    """What ``load`` would do; reads headers only."""
+    settings = settings_from(options)
+    with open_checkpoint(path) as source:
+        model, config, settings, notices = _build(source, settings)
+        made = _plan_open(model, source, settings, config, "auto")
+    return replace(made, report=replace(made.report, notices=(*notices, *made.report.notices)))
+
+
+def iter_tensors(
+    path: str | os.PathLike[str],
+    *,
+    names: Sequence[str] | None = None,
+    **options: Unpack[LoadOptions],
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """One tensor after the other in the file's order, under stored names.
+
+    Only the tensor at hand is in memory; each is the caller's own. Opened through
+    ``safetensors.safe_open`` where the file is of that kind.
+
+    Args:
+        path: see ``load``.
+        names: only these; each must be there.
+        **options: ``dtype``, ``device`` and ``prefix`` are used.
+
+    Raises:
+        PlanError: a name is not in the checkpoint.
+    """
+    settings = settings_from(options)
+    source = open_checkpoint(path)
+    wanted = None if names is None else set(names)
+    start = settings.prefix or ""
+    start += "." if start and not start.endswith(".") else ""
+    seen = {n[len(start) :]: n for n in source.catalog if n.startswith(start)}
+    lost = sorted((wanted or set()) - seen.keys())
+    if lost:
+        source.close()
+        raise PlanError(f"{source.path}: not in the checkpoint: {', '.join(map(repr, lost))}")
+    return _iterate(
+        source, {s: n for s, n in seen.items() if wanted is None or s in wanted}, settings
+    )
+
+
+def _iterate(
+    source: Source, names: dict[str, str], settings: Settings
+) -> Iterator[tuple[str, torch.Tensor]]:
+    with source:
+        for seen, name in names.items():
+            tensor = source.tensor(name)
+            if settings.dtype is not None and tensor.dtype.is_floating_point:
+                torch_name = settings.dtype.torch_name
+                assert torch_name is not None, "settings refuse dtypes without a counterpart"
+                tensor = tensor.to(getattr(torch, torch_name))
+            if isinstance(settings.device, str):
+                tensor = tensor.to(settings.device)
+            yield seen, tensor
+
+
+def _build(
+    source: Source, settings: Settings
+) -> tuple[nn.Module, dict[str, Any], Settings, tuple[str, ...]]:
+    """The empty reference model; of just the chosen layers if some are chosen."""
+    from streamload.models.registry import build_model, select_layers
+
+    config, notices = find_config(source)
+    try:
+        if settings.layers is not None:
+            config = select_layers(config, sorted(settings.layers))
+            settings = replace(settings, renumber=True)
+        with empty_weights():
+            model = build_model(config["model_type"], config)
+    except (ValueError, TypeError) as error:
+        raise PlanError(f"{source.path}: config.json: {error}") from error
+    return model, config, settings, notices
+
+
+def _mapper(
+    mapping: str | Mapper,
+    config: dict[str, Any] | None,
+    source: Source,
+    targets: Targets | None,
+    settings: Settings,
+) -> Mapper | None:
+    if isinstance(mapping, str):
+        if mapping != "auto":
+            raise ValueError(f"mapping must be 'auto' or a map, not {mapping!r}")
+        return choose_mapper(config, source.catalog, targets, prefix=settings.prefix)
+    return mapping
+
+
+def _plan_open(
+    module: nn.Module,
+    source: Source,
+    settings: Settings,
+    config: dict[str, Any] | None,
+    mapping: str | Mapper,
+) -> Plan:
+    targets = targets_of(module)
+    mapper = _mapper(mapping, config, source, targets, settings)
+    made = build_plan(source.catalog, mapper, targets, settings.plan_options(), source=source.path)
+    return check_memory(made, settings, refuse=False)
+
+
+def _load_open(
+    module: nn.Module,
+    source: Source,
+    settings: Settings,
+    *,
+    config: dict[str, Any] | None,
+    mapping: str | Mapper,
+    on_assign: OnAssign | None,
+) -> LoadReport:
+    start_s = time.perf_counter()
+    made = _plan_open(module, source, settings, config, mapping)
+    made.raise_if_refused()
+    made = check_memory(made, settings)
+    existing = existing_tensors(module, made)
+    with PeakSampler() as sampler:
+        run = _execute(made, source, settings, existing)
+        commit(module, made, run.tensors, on_assign=on_assign)
+    return _report(made, run, sampler.peaks, time.perf_counter() - start_s)
+
+
+def _execute(
+    made: Plan, source: Source, settings: Settings, existing: dict[str, torch.Tensor]
+) -> Execution:
+    with torch.inference_mode(mode=False):
+        return execute(
+            made,
+            source,
+            lane_for("cpu", chunk_bytes=settings.chunk_bytes),
+            existing=existing,
+            progress=settings.progress,
+        )
+
+
+def _report(made: Plan, run: Execution, peaks: MemoryPeaks, elapsed_s: float) -> LoadReport:
+    memory = replace(
+        made.report.memory,
+        peak_rss_bytes=max(peaks.rss_bytes, 0),
+        peak_anonymous_bytes=max(peaks.anonymous_bytes, 0),
+        peak_file_bytes=max(peaks.file_bytes, 0),
+    )
+    return replace(
+        made.report,
+        notices=(*made.report.notices, *run.notices),
+        bytes_read=run.bytes_read,
+        bytes_written=run.bytes_written,
+        elapsed_s=elapsed_s,
+        memory=memory,
+    )

@@ -1,0 +1,152 @@
+"""Which stored names fill which targets, by a table, a dict, a function or equal names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from streamload.mapping.common import KNOWN_BUFFERS, layer_of
+from streamload.mapping.rules import KNOWN_WRAPPERS, NameMap, Rule, strip_wrappers
+from streamload.mapping.transforms import Identity, Transform
+from streamload.specs import TensorSpec
+
+__all__ = ["Assignment", "Binding", "Mapper", "bind", "bind_equal", "bind_table"]
+
+Mapper: TypeAlias = "NameMap | Mapping[str, str] | Callable[[str], str | None]"
+_IDENTITY = Identity()
+_WRAPPERS = (*KNOWN_WRAPPERS, "gpt_neox")
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Stored names → target names; ``absent`` are the rule's sources that were not found."""
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    transform: Transform = _IDENTITY
+    layer: int | None = None
+    absent: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """All assignments, and what is left over."""
+
+    assignments: tuple[Assignment, ...]
+    ignored: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def bind(mapper: Mapper, stored: Mapping[str, TensorSpec]) -> Binding:
+    """Bind by a NameMap, a dict, or a function of the stored name."""
+    if isinstance(mapper, NameMap):
+        return bind_table(mapper, stored)
+    if isinstance(mapper, Mapping):
+        table = dict(mapper)
+        return _bind_function(lambda name: table.get(name, ""), stored)
+    if callable(mapper):
+        return _bind_function(mapper, stored)
+    raise TypeError(
+        "mapping must be 'auto', a NameMap, a dict stored name → module name, or a function; "
+        f"got {type(mapper).__name__}"
+    )
+
+
+def bind_equal(stored: Mapping[str, TensorSpec], targets: Collection[str] | None) -> Binding:
+    """Bind equal names; where a name does not fit, known wrappers are taken off both sides."""
+    if targets is None:
+        return Binding(tuple(_assign((name,), name) for name in stored))
+    bare: dict[str, list[str]] = {}
+    for target in targets:
+        bare.setdefault(strip_wrappers(target, _WRAPPERS), []).append(target)
+    assignments: list[Assignment] = []
+    ignored: list[str] = []
+    unexpected: list[str] = []
+    for name, spec in stored.items():
+        if name in targets:
+            assignments.append(_assign((name,), name))
+            continue
+        fits = bare.get(strip_wrappers(name, _WRAPPERS), ())
+        if len(fits) == 1:
+            assignments.append(_assign((name,), fits[0]))
+        elif KNOWN_BUFFERS.find(name, len(spec.shape)):
+            ignored.append(name)
+        else:
+            unexpected.append(name)
+    return Binding(tuple(assignments), tuple(ignored), tuple(unexpected))
+
+
+def _assign(sources: tuple[str, ...], target: str) -> Assignment:
+    return Assignment(sources, (target,), _IDENTITY, layer_of(target))
+
+
+def _bind_function(
+    function: Callable[[str], str | None], stored: Mapping[str, TensorSpec]
+) -> Binding:
+    assignments: list[Assignment] = []
+    ignored: list[str] = []
+    unexpected: list[str] = []
+    for name in stored:
+        target = function(name)
+        if target is None:
+            ignored.append(name)
+        elif target == "":
+            unexpected.append(name)
+        else:
+            assignments.append(_assign((name,), target))
+    return Binding(tuple(assignments), tuple(ignored), tuple(unexpected))
+
+
+_Group: TypeAlias = "dict[tuple[int, int], list[str]]"
+
+
+def bind_table(name_map: NameMap, stored: Mapping[str, TensorSpec]) -> Binding:
+    """Bind by a table; each stored name matches one rule or none, two are an error."""
+    ignored: list[str] = []
+    unexpected: list[str] = []
+    problems: list[str] = []
+    groups: dict[tuple[int, int | None], _Group] = {}
+    rules: dict[int, Rule] = {id(rule): rule for rule in name_map.rules}
+    for name, spec in stored.items():
+        matches = name_map.find(name, len(spec.shape))
+        if len(matches) > 1:
+            which = " and ".join(repr(rule.sources[at]) for rule, at, _ in matches)
+            problems.append(f"stored name {name!r} matches more than one rule: {which}")
+        elif not matches:
+            unexpected.append(name)
+        elif matches[0][0].ignores:
+            ignored.append(name)
+        else:
+            rule, at, values = matches[0]
+            group = groups.setdefault((id(rule), values.get("layer")), {})
+            group.setdefault((at, values.get("rank", 0)), []).append(name)
+    assignments = [
+        assignment
+        for (rule_id, layer), group in groups.items()
+        for assignment in _assignments(rules[rule_id], layer, group)
+    ]
+    return Binding(tuple(assignments), tuple(ignored), tuple(unexpected), tuple(problems))
+
+
+def _assignments(rule: Rule, layer: int | None, group: _Group) -> list[Assignment]:
+    """One assignment; more if wrappers made several names equal (planning refuses those)."""
+    targets = tuple(template.fill(layer=layer) for template in rule.target_templates)
+    places = sorted(group)
+    absent = tuple(
+        template.fill(layer=layer, rank=0)
+        for at, template in enumerate(rule.source_templates)
+        if not any(place[0] == at for place in places)
+    )
+    repeats = max(len(names) for names in group.values())
+    return [
+        Assignment(
+            tuple(group[place][min(copy, len(group[place]) - 1)] for place in places),
+            targets,
+            rule.transform,
+            layer,
+            absent,
+        )
+        for copy in range(repeats)
+    ]

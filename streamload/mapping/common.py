@@ -1,0 +1,29 @@
+"""What every table shares: buffers that old writers stored and no model loads."""
+
+from __future__ import annotations
+
+from streamload.mapping.rules import KNOWN_WRAPPERS, NameMap, Rule
+
+__all__ = ["KNOWN_BUFFERS", "layer_of"]
+
+# Matched only where the module itself has no such name.
+KNOWN_BUFFERS = NameMap(
+    (
+        Rule("h.{layer}.attn.bias", ndim=4),
+        Rule("h.{layer}.attn.masked_bias", ndim=0),
+        Rule("layers.{layer}.self_attn.rotary_emb.inv_freq", ndim=1),
+        Rule("layers.{layer}.attention.bias", ndim=4),
+        Rule("layers.{layer}.attention.masked_bias", ndim=0),
+        Rule("layers.{layer}.attention.rotary_emb.inv_freq", ndim=1),
+        Rule("rope.freqs", ndim=1),
+    ),
+    wrappers=(*KNOWN_WRAPPERS, "gpt_neox"),
+)
+
+
+def layer_of(name: str) -> int | None:
+    """The block index in a name: its first part that is a number."""
+    for part in name.split("."):
+        if part.isdigit():
+            return int(part)
+    return None

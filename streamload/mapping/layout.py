@@ -1,0 +1,244 @@
+"""Where the elements of one target come from: strided pieces of stored tensors, as pure numbers.
+
+A transform never makes a tensor. It rearranges Layouts while planning; what comes out is turned
+into Moves (pairs of strided views), which the engine carries out and an export walks backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from streamload.specs import Move, Shape, contiguous_strides, numel
+
+__all__ = ["Axis", "Layout", "LayoutError", "Piece"]
+
+
+class LayoutError(ValueError):
+    """Shapes do not fit a transform; planning turns it into a problem of the plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis of a piece: ``size`` steps of ``stride`` stored elements, each moving ``step``
+    places along the target's dimension ``dim``.
+    """
+
+    size: int
+    stride: int
+    dim: int
+    step: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A strided part of stored tensor number ``source`` and the place of its first element."""
+
+    source: int
+    offset: int
+    starts: Shape
+    axes: tuple[Axis, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A target of ``shape``, covered by ``pieces`` without overlap."""
+
+    shape: Shape
+    pieces: tuple[Piece, ...]
+
+    @classmethod
+    def whole(cls, source: int, shape: Shape, strides: Shape | None = None) -> Layout:
+        """The stored tensor itself; ``strides`` in elements of its memory order."""
+        steps = strides or contiguous_strides(shape)
+        axes = tuple(Axis(n, s, d) for d, (n, s) in enumerate(zip(shape, steps, strict=True)))
+        return cls(shape, (Piece(source, 0, (0,) * len(shape), axes),))
+
+    def permute(self, dims: Sequence[int]) -> Layout:
+        """Target dimension ``i`` becomes what ``dims[i]`` was."""
+        if sorted(dims) != list(range(len(self.shape))):
+            raise LayoutError(f"cannot permute shape {list(self.shape)} by {list(dims)}")
+        place = {old: new for new, old in enumerate(dims)}
+        pieces = tuple(
+            replace(
+                p,
+                starts=tuple(p.starts[d] for d in dims),
+                axes=tuple(replace(a, dim=place[a.dim]) for a in p.axes),
+            )
+            for p in self.pieces
+        )
+        return Layout(tuple(self.shape[d] for d in dims), pieces)
+
+    def narrow(self, dim: int, start: int, length: int) -> Layout:
+        """Only ``length`` places from ``start`` along ``dim``."""
+        if not 0 <= start <= start + length <= self.shape[dim]:
+            raise LayoutError(
+                f"rows {start} to {start + length} are outside shape {list(self.shape)}"
+            )
+        kept = [p for piece in self.pieces if (p := _narrow(piece, dim, start, length))]
+        shape = _with(self.shape, dim, length)
+        return Layout(shape, tuple(kept))
+
+    def unflatten(self, dim: int, sizes: Shape) -> Layout:
+        """Dimension ``dim`` becomes the row-major dimensions ``sizes``."""
+        if numel(sizes) != self.shape[dim]:
+            raise LayoutError(f"cannot view size {self.shape[dim]} as {list(sizes)}")
+        layout = self
+        for at, inner in enumerate(numel(sizes[i + 1 :]) for i in range(len(sizes) - 1)):
+            layout = layout._split_dim(dim + at, inner)
+        return layout
+
+    def _split_dim(self, dim: int, inner: int) -> Layout:
+        shape = (*self.shape[:dim], self.shape[dim] // inner, inner, *self.shape[dim + 1 :])
+        return Layout(shape, tuple(_split_piece(p, dim, inner) for p in self.pieces))
+
+    def flatten(self, first: int, last: int) -> Layout:
+        """Dimensions ``first`` to ``last`` (inclusive) become one."""
+        sizes = self.shape[first : last + 1]
+        weights = contiguous_strides(sizes)
+        pieces = []
+        for p in self.pieces:
+            start = sum(s * w for s, w in zip(p.starts[first : last + 1], weights, strict=True))
+            axes = tuple(_flat_axis(a, first, last, weights) for a in p.axes)
+            starts = (*p.starts[:first], start, *p.starts[last + 1 :])
+            pieces.append(replace(p, starts=starts, axes=axes))
+        shape = (*self.shape[:first], numel(sizes), *self.shape[last + 1 :])
+        return Layout(shape, tuple(pieces))
+
+    def moves(self, names: Sequence[str], strides: Shape | None = None) -> tuple[Move, ...]:
+        """One Move for each piece, coalesced; ``strides`` are the target's, in elements."""
+        steps = strides or contiguous_strides(self.shape)
+        return tuple(_move(p, names[p.source], steps) for p in self.pieces if _count(p))
+
+    def source_strides(self) -> tuple[int, Shape] | None:
+        """Offset and strides by which the target is one view of one stored tensor, or None."""
+        if len(self.pieces) != 1 or any(self.pieces[0].starts):
+            return None
+        piece = self.pieces[0]
+        strides = [0] * len(self.shape)
+        for dim in range(len(self.shape)):
+            axes = sorted((a for a in piece.axes if a.dim == dim and a.size > 1), key=_by_step)
+            for outer, inner in pairwise(axes):
+                if outer.stride != inner.stride * inner.size:
+                    return None
+            strides[dim] = axes[-1].stride if axes else 1
+        return piece.offset, tuple(strides)
+
+
+def concat(layouts: Sequence[Layout], dim: int) -> Layout:
+    """All ``layouts`` behind each other along ``dim``."""
+    first = layouts[0].shape
+    pieces: list[Piece] = []
+    position = 0
+    for layout in layouts:
+        same = len(layout.shape) == len(first) and all(
+            a == b or i == dim for i, (a, b) in enumerate(zip(layout.shape, first, strict=True))
+        )
+        if not same or dim >= len(first):
+            shapes = " + ".join(str(list(part.shape)) for part in layouts)
+            raise LayoutError(f"cannot concatenate {shapes} along dimension {dim}")
+        pieces.extend(
+            replace(p, starts=_with(p.starts, dim, p.starts[dim] + position)) for p in layout.pieces
+        )
+        position += layout.shape[dim]
+    return Layout(_with(first, dim, position), tuple(pieces))
+
+
+def stored_order_strides(layout: Layout) -> Shape | None:
+    """Dense target strides that keep the stored tensor's own order of dimensions, or None."""
+    view = layout.source_strides()
+    if view is None:
+        return None
+    order = sorted(
+        range(len(layout.shape)), key=lambda d: -view[1][d] if layout.shape[d] > 1 else 0
+    )
+    strides, step = [1] * len(layout.shape), 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step *= max(layout.shape[dim], 1)
+    return tuple(strides)
+
+
+def _by_step(axis: Axis) -> int:
+    return -axis.step
+
+
+def _with(values: Shape, index: int, value: int) -> Shape:
+    return (*values[:index], value, *values[index + 1 :])
+
+
+def _count(piece: Piece) -> int:
+    return numel(tuple(a.size for a in piece.axes))
+
+
+def _narrow(piece: Piece, dim: int, start: int, length: int) -> Piece | None:
+    """The part of ``piece`` inside the range, or None."""
+    axes = [a for a in piece.axes if a.dim == dim and a.size > 1]
+    begin = piece.starts[dim]
+    if not axes:
+        inside = start <= begin < start + length
+        return replace(piece, starts=_with(piece.starts, dim, begin - start)) if inside else None
+    axis = min(axes, key=_by_step)  # the outermost one; inner ones must stay whole
+    inner = sum((a.size - 1) * a.step for a in axes if a is not axis) + 1
+    low = max(start, begin)
+    high = min(start + length, begin + (axis.size - 1) * axis.step + inner)
+    if low >= high:
+        return None
+    skip, rest = divmod(low - begin, axis.step)
+    count, over = divmod(high - low - inner, axis.step)
+    if rest or over:
+        raise LayoutError(f"cannot cut rows {start} to {start + length} out of interleaved rows")
+    return replace(
+        piece,
+        offset=piece.offset + skip * axis.stride,
+        starts=_with(piece.starts, dim, low - start),
+        axes=tuple(replace(a, size=count + 1) if a is axis else a for a in piece.axes),
+    )
+
+
+def _split_piece(piece: Piece, dim: int, inner: int) -> Piece:
+    """Dimension ``dim`` becomes (outer, ``inner``); later dimensions move up by one."""
+    outer_start, inner_start = divmod(piece.starts[dim], inner)
+    axes: list[Axis] = []
+    for a in piece.axes:
+        if a.dim > dim:
+            axes.append(replace(a, dim=a.dim + 1))
+        elif a.dim < dim:
+            axes.append(a)
+        elif a.step % inner == 0:
+            axes.append(replace(a, step=a.step // inner))
+        elif inner_start + (a.size - 1) * a.step < inner:
+            axes.append(replace(a, dim=dim + 1))
+        elif a.step == 1 and inner_start == 0 and a.size % inner == 0:
+            axes.append(Axis(a.size // inner, a.stride * inner, dim))
+            axes.append(Axis(inner, a.stride, dim + 1))
+        else:
+            raise LayoutError(f"cannot cut {a.size} rows into groups of {inner}")
+    starts = (*piece.starts[:dim], outer_start, inner_start, *piece.starts[dim + 1 :])
+    return replace(piece, starts=starts, axes=tuple(axes))
+
+
+def _flat_axis(axis: Axis, first: int, last: int, weights: Shape) -> Axis:
+    if axis.dim < first:
+        return axis
+    if axis.dim > last:
+        return replace(axis, dim=axis.dim - (last - first))
+    return replace(axis, dim=first, step=axis.step * weights[axis.dim - first])
+
+
+def _move(piece: Piece, name: str, target_strides: Shape) -> Move:
+    axes = [(a.size, a.stride, a.step * target_strides[a.dim]) for a in piece.axes if a.size != 1]
+    axes.sort(key=lambda axis: -axis[1])
+    merged: list[tuple[int, int, int]] = []
+    for size, source, target in axes:
+        if merged:
+            outer = merged[-1]
+            if outer[1] == source * size and outer[2] == target * size:
+                merged[-1] = (outer[0] * size, source, target)
+                continue
+        merged.append((size, source, target))
+    merged = merged or [(1, 1, 1)]
+    start = sum(s * t for s, t in zip(piece.starts, target_strides, strict=True))
+    shape, sources, targets = (tuple(column) for column in zip(*merged, strict=True))
+    return Move(name, shape, sources, piece.offset, targets, start)

@@ -1,0 +1,164 @@
+"""``Rule`` and ``NameMap``: all knowledge of an architecture's names, as data, for both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from streamload.mapping.templates import Template, name_key
+from streamload.mapping.transforms import Identity, Transform
+
+__all__ = ["KNOWN_WRAPPERS", "NameMap", "Rule", "strip_wrappers"]
+
+# torch.compile (_orig_mod), DataParallel and DDP (module), and the classes that hold a base model.
+KNOWN_WRAPPERS = ("module", "_orig_mod", "model", "transformer")
+
+
+def _texts(value: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+@dataclass(frozen=True, init=False)
+class Rule:
+    """Stored names → local names, by whole-segment templates.
+
+    Attributes:
+        sources: published names; several for a fused target.
+        targets: local names; several for a split source; none if the source is ignored.
+        transform: the re-layout between them; with ``{rank}`` in the source it gets all ranks.
+        ndim: the rule holds only for stored tensors of so many dimensions (a mask is known by
+            its four).
+        optional: an absent source is not missing (an alias, a bias some files leave out).
+
+    Example:
+        ``Rule(("q.weight", "k.weight", "v.weight"), "qkv.weight", Concat(0, (8, 8, 8)))``
+    """
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    transform: Transform
+    ndim: int | None
+    optional: bool
+
+    def __init__(
+        self,
+        sources: str | tuple[str, ...] | list[str],
+        targets: str | tuple[str, ...] | list[str] = (),
+        transform: Transform | None = None,
+        *,
+        ndim: int | None = None,
+        optional: bool = False,
+    ) -> None:
+        values = {
+            "sources": _texts(sources),
+            "targets": _texts(targets),
+            "transform": transform or Identity(),
+            "ndim": ndim,
+            "optional": optional or not targets,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        for text in (*self.sources, *self.targets):
+            Template(text)  # raises ValueError on a malformed template
+        if not self.sources:
+            raise ValueError("a Rule needs at least one source")
+
+    @property
+    def ignores(self) -> bool:
+        """True if what matches is not wanted."""
+        return not self.targets
+
+    @cached_property
+    def source_templates(self) -> tuple[Template, ...]:
+        """The sources, compiled."""
+        return tuple(map(Template, self.sources))
+
+    @cached_property
+    def target_templates(self) -> tuple[Template, ...]:
+        """The targets, compiled."""
+        return tuple(map(Template, self.targets))
+
+    @property
+    def by_rank(self) -> bool:
+        """True if the source's partitions are merged."""
+        return any(t.has("rank") for t in self.source_templates)
+
+    @property
+    def by_layer(self) -> bool:
+        """True if the rule stands for one tensor a layer."""
+        return any(t.has("layer") for t in (*self.source_templates, *self.target_templates))
+
+
+@dataclass(frozen=True)
+class NameMap:
+    """A table of Rules for one architecture and configuration.
+
+    Attributes:
+        rules: no two may match the same name.
+        layers: number of blocks, if known: what is expected of a file.
+        ties: groups of local names that are one tensor.
+        wrappers: leading name parts that are taken off stored names (and published templates)
+            before matching; ``_orig_mod`` is taken off anywhere.
+        model_type: as in ``config.json``.
+    """
+
+    rules: tuple[Rule, ...]
+    layers: int | None = None
+    ties: tuple[tuple[str, ...], ...] = ()
+    wrappers: tuple[str, ...] = KNOWN_WRAPPERS
+    model_type: str | None = None
+    notices: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rules", tuple(self.rules))
+
+    @cached_property
+    def _by_key(self) -> dict[str, list[tuple[Rule, int, Template]]]:
+        """Template key → (rule, which of its sources, template without wrappers)."""
+        table: dict[str, list[tuple[Rule, int, Template]]] = {}
+        for rule in self.rules:
+            for at, template in enumerate(rule.source_templates):
+                bare = Template(strip_wrappers(template.text, self.wrappers))
+                table.setdefault(bare.key, []).append((rule, at, bare))
+        return table
+
+    def find(self, name: str, ndim: int) -> list[tuple[Rule, int, dict[str, int]]]:
+        """Rules that match a stored name, which source of each, and the placeholders' values."""
+        found = []
+        key, numbers = name_key(strip_wrappers(name, self.wrappers))
+        for rule, at, template in self._by_key.get(key, ()):
+            if rule.ndim is not None and rule.ndim != ndim:
+                continue
+            values = template.match(numbers)
+            if values is not None:
+                found.append((rule, at, values))
+        return found
+
+    def expand(self) -> Iterator[tuple[Rule, int | None]]:
+        """Every rule with each of its layers; by-layer rules need ``layers``."""
+        for rule in self.rules:
+            if not rule.by_layer:
+                yield rule, None
+            else:
+                for layer in range(self.layers or 0):
+                    yield rule, layer
+
+    def target_names(self) -> set[str]:
+        """All local names the table can fill."""
+        return {
+            template.fill(layer=layer)
+            for rule, layer in self.expand()
+            for template in rule.target_templates
+        }
+
+
+def strip_wrappers(name: str, wrappers: tuple[str, ...]) -> str:
+    """``name`` without leading wrappers, in any order and number, and without ``_orig_mod``."""
+    if "_orig_mod" in wrappers and "_orig_mod." in name:
+        name = ".".join(part for part in name.split(".") if part != "_orig_mod")
+    while True:
+        head, dot, rest = name.partition(".")
+        if not dot or head not in wrappers:
+            return name
+        name = rest

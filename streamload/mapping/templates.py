@@ -1,0 +1,85 @@
+"""Whole-segment name templates: ``h.{layer}.attn.c_attn.weight``.
+
+``{layer}`` and ``{rank}`` stand for a whole number without leading zeros; ``{layer+2}`` for a
+file numbered two higher than its layer. Nothing is ever matched by substring.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+__all__ = ["Template", "name_key"]
+
+_PLACE = re.compile(r"\{(layer|rank)(?:\+(\d+))?\}")
+_NUMBER = re.compile(r"\d+")
+
+
+def name_key(name: str) -> tuple[str, tuple[str, ...]]:
+    """A name with each number replaced by ``#``, and the numbers."""
+    numbers = _NUMBER.findall(name)
+    return (_NUMBER.sub("#", name) if numbers else name), tuple(numbers)
+
+
+@dataclass(frozen=True)
+class Template:
+    """One template, compiled."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        rest = _PLACE.sub("", self.text)
+        if "{" in rest or "}" in rest:
+            raise ValueError(
+                f"template {self.text!r}: only {{layer}} and {{rank}} (with +N) may stand in braces"
+            )
+
+    @cached_property
+    def key(self) -> str:
+        """What ``name_key`` gives for every name that may match."""
+        return name_key(_PLACE.sub("0", self.text))[0]
+
+    @cached_property
+    def _slots(self) -> tuple[tuple[str, int] | str, ...]:
+        """For each number of the key: a placeholder with its shift, or a literal."""
+        marked = _PLACE.sub(lambda m: f"<{m[1]},{m[2] or 0}>", self.text)
+        slots: list[tuple[str, int] | str] = []
+        for m in re.finditer(r"<(layer|rank),(\d+)>|\d+", marked):
+            slots.append((m[1], int(m[2])) if m[1] else m[0])
+        return tuple(slots)
+
+    def match(self, numbers: tuple[str, ...]) -> dict[str, int] | None:
+        """Placeholder values for the numbers of a name with this key, or None."""
+        found: dict[str, int] = {}
+        for number, slot in zip(numbers, self._slots, strict=True):
+            if isinstance(slot, str):
+                if number != slot:
+                    return None
+                continue
+            which, shift = slot
+            value = int(number) - shift
+            if value < 0 or str(value + shift) != number or found.get(which, value) != value:
+                return None
+            found[which] = value
+        return found
+
+    def fill(self, *, layer: int | None = None, rank: int | None = None) -> str:
+        """The name for one layer and rank.
+
+        Raises:
+            ValueError: a value the template needs is None.
+        """
+        values = {"layer": layer, "rank": rank}
+
+        def value(match: re.Match[str]) -> str:
+            found = values[match[1]]
+            if found is None:
+                raise ValueError(f"template {self.text!r} needs a {match[1]}")
+            return str(found + int(match[2] or 0))
+
+        return _PLACE.sub(value, self.text)
+
+    def has(self, which: str) -> bool:
+        """True if ``{layer}`` or ``{rank}`` stands in it."""
+        return any(m[1] == which for m in _PLACE.finditer(self.text))

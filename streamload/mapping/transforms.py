@@ -1,0 +1,358 @@
+"""Re-layouts between stored and local tensors: frozen, pure, walked both ways.
+
+``forward`` says what comes out of stored layouts; ``source_shapes`` says, for an export, which
+stored shapes a local shape goes back to. Arithmetic (``Sum``, ``Mean``) has no way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+from streamload.mapping.layout import Layout, LayoutError, concat
+from streamload.specs import Shape
+
+__all__ = [
+    "Chain",
+    "Concat",
+    "HeadSplit",
+    "Identity",
+    "Interleaved",
+    "Mean",
+    "Permute",
+    "Split",
+    "Sum",
+    "Transform",
+    "Transpose",
+]
+
+
+class Transform(Protocol):
+    """What all transforms have.
+
+    Attributes:
+        label: one word for reports; empty for the identity.
+        reduces: ``"sum"`` or ``"mean"`` if all sources fall on the same elements, else ``""``.
+    """
+
+    @property
+    def label(self) -> str:
+        """One word for reports."""
+
+    @property
+    def reduces(self) -> str:
+        """How several sources become one, if by arithmetic."""
+
+    def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
+        """The layout of each target, from each source's; ``targets`` are the shapes wanted.
+
+        Raises:
+            LayoutError: the shapes do not fit.
+        """
+
+    def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
+        """The stored shapes that give ``targets``.
+
+        Raises:
+            LayoutError: there is no way back, or sizes are not known.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    @property
+    def label(self) -> str:
+        return type(self).__name__.lower()
+
+    @property
+    def reduces(self) -> str:
+        return ""
+
+
+def _one(layouts: Sequence[Layout], transform: _Base) -> Layout:
+    if len(layouts) != 1:
+        raise LayoutError(f"{transform.label or 'a plain copy'} takes 1 tensor, not {len(layouts)}")
+    return layouts[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity(_Base):
+    """The stored tensor as it is."""
+
+    @property
+    def label(self) -> str:
+        """Nothing to tell."""
+        return ""
+
+    def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
+        """One source, one target."""
+        del targets
+        return [_one(layouts, self)]
+
+    def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
+        """The same shape."""
+        return list(targets)
+
+
+@dataclass(frozen=True, slots=True)
+class Transpose(_Base):
+    """Swap two dimensions; by default a matrix, as GPT-2's Conv1D [in, out] to [out, in]."""
+
+    first: int = 0
+    second: int = 1
+
+    def _dims(self, count: int) -> list[int]:
+        dims = list(range(count))
+        if max(self.first, self.second) >= count:
+            raise LayoutError(f"cannot transpose a tensor of {count} dimensions")
+        dims[self.first], dims[self.second] = dims[self.second], dims[self.first]
+        return dims
+
+    def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
+        """One source, one target."""
+        del targets
+        layout = _one(layouts, self)
+        return [layout.permute(self._dims(len(layout.shape)))]
+
+    def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
+        """The shape with the two dimensions swapped back."""
+        return [tuple(shape[d] for d in self._dims(len(shape))) for shape in targets]
+
+
+@dataclass(frozen=True, slots=True)
+class Permute(_Base):
+    """Reorder dimensions, as ``torch.Tensor.permute``."""
+
+    dims: tuple[int, ...]
+
+    def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
+        """One source, one target."""
+        del targets
+        return [_one(layouts, self).permute(self.dims)]
+
+    def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
+        """The shape before the reordering."""
+        back = sorted(range(len(self.dims)), key=self.dims.__getitem__)
+        return [tuple(shape[d] for d in back) for shape in targets]
+
+
+@dataclass(frozen=True, slots=True)
+class Concat(_Base):
+    """Several sources behind each other along ``dim`` (q | k | v, gate | up, partitions).
+
+    ``sizes`` are the parts' sizes along ``dim``; they name the part that does not fit and are
+    what an export cuts by. ``each`` is applied to the sources one by one first.
+    """
+
+    dim: int = 0
+    sizes: tuple[int, ...] | None = None
+    each: tuple[Transform, ...] = ()
+
+    def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
+        """Several sources, one target."""
+        del targets
+        parts = list(layouts)
+        if self.each:
+            pairs = zip(self.each, layouts, strict=True)
+            parts = [part for step, one in pairs for part in step.forward([one], [None])]
+        return [concat(parts, self.dim)]
+
+    def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
+        """The parts' shapes, by ``sizes``."""
+        if self.sizes is None:
+            raise LayoutError("Concat needs sizes= to go back")
+        (shape,) = targets
+        if len(shape) <= self.dim or shape[self.dim] != sum(self.sizes):
+            raise LayoutError(f"cannot cut shape {list(shape)} into {list(self.sizes)}")
+        parts = [(*shape[: self.dim], size, *shape[self.dim + 1 :]) for size in self.sizes]
+        if not self.each:
+            return parts
+        pairs = zip(self.each, parts, strict=True)
+        return [back for step, part in pairs for back in step.source_shapes([part])]
+
+
+@dataclass(frozen=True, slots=True)
+class Split(_Base):
+    """One source cut along ``dim`` into several targets.
+
+    ``sizes`` default to the targets' own sizes, or equal parts where those are not known.
+    """
+
+    dim: int = 0
+    sizes: tuple[int, ...] | None = None
+
+    def _sizes(self, total: int, targets: Sequence[Shape | None]) -> Sequence[int]:
+        if self.sizes is not None:
+            return self.sizes
+        known = [s[self.dim] for s in targets if s is not None and len(s) > self.dim]
+        if len(known) == len(targets) and sum(known) == total:
+            return known
+        if total % len(targets):
+            raise LayoutError(f"cannot split {total} rows into {len(targets)} equal parts")
+        return [total // len(targets)] * len(targets)
+
+    def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
+        """One source, several targets."""
+        layout = _one(layouts, self)
+        if self.dim >= len(layout.shape):
+            raise LayoutError(f"cannot split shape {list(layout.shape)} along {self.dim}")
+        sizes = self._sizes(layout.shape[self.dim], targets)
+        if sum(sizes) != layout.shape[self.dim]:
+            raise LayoutError(f"cannot split {layout.shape[self.dim]} rows into {list(sizes)}")
+        starts = accumulate(sizes, initial=0)
+        return [
+            layout.narrow(self.dim, start, size) for start, size in zip(starts, sizes, strict=False)
+        ]
+
+    def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
+        """The parts put together."""
+        first = targets[0]
+        total = sum(shape[self.dim] for shape in targets)
+        return [(*first[: self.dim], total, *first[self.dim + 1 :])]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSplit(_Base):
+    """GPT-NeoX's fused rows [head][part][head_dim] cut into ``parts`` targets (q, k, v)."""
+
+    heads: int
+    parts: int = 3
+
+    @property
+    def label(self) -> str:
+        """As the class."""
+        return "head-split"
+
+    def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
+        """One source, ``parts`` targets of [heads * head_dim, ...]."""
+        del targets
+        layout = _one(layouts, self)
+        rows = layout.shape[0] if layout.shape else 0
+        if rows == 0 or rows % (self.heads * self.parts):
+            raise LayoutError(f"cannot split {rows} rows into {self.heads} heads of {self.parts}")
+        size = rows // (self.heads * self.parts)
+        cut = layout.unflatten(0, (self.heads, self.parts, size))
+        return [cut.narrow(1, part, 1).flatten(0, 2) for part in range(self.parts)]
+
+    def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
+        """The fused shape."""
+        first = targets[0]
+        return [(first[0] * self.parts, *first[1:])]
+
+
+@dataclass(frozen=True, slots=True)
+class Interleaved(_Base):
+    """Rotary rows stored as interleaved pairs (Meta's LLaMA files) to half-split form.
+
+    ``w.view(heads, head_dim/2, 2, D).transpose(1, 2)``; rows are [heads * head_dim].
+    """
+
+    heads: int
+
+    def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
+        """One source, one target."""
+        del targets
+        layout = _one(layouts, self)
+        rows = layout.shape[0] if layout.shape else 0
+        if rows == 0 or rows % (2 * self.heads):
+            raise LayoutError(f"cannot view {rows} rows as {self.heads} heads of pairs")
+        dims = list(range(len(layout.shape) + 2))
+        dims[1], dims[2] = 2, 1
+        pairs = layout.unflatten(0, (self.heads, rows // self.heads // 2, 2))
+        return [pairs.permute(dims).flatten(0, 2)]
+
+    def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
+        """The same shape."""
+        return list(targets)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reduction(_Base):
+    def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
+        """Every source on the same elements of one target."""
+        del targets
+        first = layouts[0]
+        if any(layout.shape != first.shape for layout in layouts):
+            shapes = " and ".join(str(list(layout.shape)) for layout in layouts)
+            raise LayoutError(f"cannot take the {self.label} of {shapes}")
+        return [Layout(first.shape, tuple(p for layout in layouts for p in layout.pieces))]
+
+    def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
+        """There is no way back."""
+        del targets
+        raise LayoutError(f"a {self.label} of partitions has no way back")
+
+
+@dataclass(frozen=True, slots=True)
+class Sum(_Reduction):
+    """The sum of all sources, in float32 (row-parallel biases of raw partitions)."""
+
+    @property
+    def reduces(self) -> str:
+        """Add."""
+        return "sum"
+
+
+@dataclass(frozen=True, slots=True)
+class Mean(_Reduction):
+    """The float32 mean of sources that must agree.
+
+    ``tolerance`` bounds the sum of squared differences (GPT-NeoX's helpers: 1e-4).
+    """
+
+    tolerance: float = 1e-4
+
+    @property
+    def reduces(self) -> str:
+        """Average."""
+        return "mean"
+
+
+@dataclass(frozen=True, slots=True)
+class Chain(_Base):
+    """One transform after another: ``Chain(Transpose(), Split(dim=0))``."""
+
+    steps: tuple[Transform, ...]
+
+    def __init__(self, *steps: Transform) -> None:
+        object.__setattr__(self, "steps", steps)
+
+    @property
+    def label(self) -> str:
+        """The steps' labels."""
+        return "+".join(step.label for step in self.steps if step.label)
+
+    @property
+    def reduces(self) -> str:
+        """As the steps'."""
+        return next((step.reduces for step in self.steps if step.reduces), "")
+
+    def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
+        """All steps in order; only the last one sees the targets' shapes.
+
+        A step that takes one tensor is applied to each of several.
+        """
+        current = list(layouts)
+        for step in self.steps[:-1]:
+            many = isinstance(step, (Concat, _Reduction)) or len(current) == 1
+            current = (
+                step.forward(current, [None])
+                if many
+                else [out for one in current for out in step.forward([one], [None])]
+            )
+        last = self.steps[-1]
+        if isinstance(last, (Concat, _Reduction, Split, HeadSplit)) or len(current) == 1:
+            return last.forward(current, targets)
+        return [out for one in current for out in last.forward([one], [None])]
+
+    def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
+        """All steps back."""
+        shapes = list(targets)
+        for step in reversed(self.steps):
+            if len(shapes) > 1 and not isinstance(step, (Split, HeadSplit)):
+                shapes = [out for one in shapes for out in step.source_shapes([one])]
+            else:
+                shapes = step.source_shapes(shapes)
+        return shapes

@@ -1,0 +1,56 @@
+"""Compares what a plan needs with what there is, before anything is allocated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from streamload.dtypes import BY_NAME
+from streamload.errors import MemoryBudgetError, printable
+from streamload.memory import available_memory
+from streamload.options import Settings
+from streamload.planning import Plan
+from streamload.report import format_bytes
+
+__all__ = ["check_memory"]
+
+
+def check_memory(plan: Plan, settings: Settings, *, refuse: bool = True) -> Plan:
+    """The plan with what is available filled in.
+
+    Raises:
+        MemoryBudgetError: it does not fit, ``refuse`` is set and ``check_memory`` was not turned
+            off; the message says which option would fit.
+    """
+    there = available_memory()
+    memory = replace(plan.memory, available_bytes=there.bytes, limit=there.limit)
+    plan = replace(plan, report=replace(plan.report, memory=memory))
+    if refuse and settings.check_memory and memory.needed_bytes > there.bytes:
+        raise MemoryBudgetError(
+            f"{printable(plan.report.source)}: needs {format_bytes(memory.needed_bytes)}, but "
+            f"{format_bytes(there.bytes)} are available ({there.limit} limit); {ways_out(plan)}",
+            needed_bytes=memory.needed_bytes,
+            available_bytes=there.bytes,
+            limit=there.limit,
+        )
+    return plan
+
+
+def ways_out(plan: Plan) -> str:
+    """Which options would fit, in words."""
+    memory = plan.memory
+    wide = [t for t in plan.tensors if t.is_new and BY_NAME[t.dtype].itemsize > 2]
+    narrow = memory.needed_bytes - sum(
+        t.nbytes - t.nbytes * 2 // BY_NAME[t.dtype].itemsize
+        for t in wide
+        if BY_NAME[t.dtype].kind == "float" and t.mapped is None
+    )
+    ways = []
+    if wide and narrow <= memory.available_bytes:
+        ways.append(f"dtype='bfloat16' would need {format_bytes(narrow)}")
+    if plan.options.mode != "map":
+        ways.append(
+            "mode='map' uses no memory of its own for tensors that are not cast (streamload "
+            "convert writes a file that can be mapped as it is)"
+        )
+    ways.append("check_memory=False tries all the same")
+    return "; ".join(ways)

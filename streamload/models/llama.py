@@ -1,0 +1,120 @@
+"""The LLaMA shape in plain torch: LLaMA, Mistral, Qwen2 and Qwen3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from streamload.models.decoder import Decoder
+from streamload.models.layers import KVCache, RMSNorm, Span, attend, embedding
+from streamload.models.llama_config import LlamaConfig
+from streamload.models.rotary import RotaryTables, rotate
+
+__all__ = ["Llama", "LlamaConfig"]
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with fused ``qkv``, rows q [H*h] | k [K*h] | v [K*h]."""
+
+    def __init__(self, config: LlamaConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.heads = config.num_attention_heads
+        self.kv_heads = config.num_key_value_heads
+        self.head_size = config.head_dim
+        self.scale = self.head_size**-0.5
+        self.window = config.windows[layer]
+        rows = (self.heads + 2 * self.kv_heads) * self.head_size
+        self.qkv = nn.Linear(config.hidden_size, rows, bias=config.qkv_bias)
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        if config.has_qk_norm:
+            self.q_norm = RMSNorm(self.head_size, config.rms_norm_eps)
+            self.k_norm = RMSNorm(self.head_size, config.rms_norm_eps)
+        self.out_proj = nn.Linear(
+            self.heads * self.head_size, config.hidden_size, bias=config.out_bias
+        )
+
+    def forward(self, x: Tensor, span: Span, cache: KVCache | None) -> Tensor:
+        """[batch, n, D] to [batch, n, D]."""
+        batch, count, _ = x.shape
+        fused = self.qkv(x).view(batch, count, -1, self.head_size).transpose(1, 2)
+        q, k, v = fused.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        cos, sin = span.rotary(q)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if cache is not None:
+            k, v = cache.extend(self.layer, k, v)
+        mixed = attend(q, k, v, span=span, scale=self.scale, window=self.window)
+        out: Tensor = self.out_proj(mixed)
+        return out
+
+
+class MLP(nn.Module):
+    """SwiGLU: ``down(silu(gate(x)) * up(x))``."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        wide, narrow, bias = config.intermediate_size, config.hidden_size, config.mlp_bias
+        self.gate = nn.Linear(narrow, wide, bias=bias)
+        self.up = nn.Linear(narrow, wide, bias=bias)
+        self.down = nn.Linear(wide, narrow, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] to [..., D]."""
+        mixed: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return mixed
+
+
+class Block(nn.Module):
+    """Pre-norm block: attention, then the feed-forward part, each added to its input."""
+
+    def __init__(self, config: LlamaConfig, layer: int) -> None:
+        super().__init__()
+        self.ln1 = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.attn = Attention(config, layer)
+        self.ln2 = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, span: Span, cache: KVCache | None) -> Tensor:
+        """[batch, n, D] to [batch, n, D]."""
+        x = x + self.attn(self.ln1(x), span, cache)
+        out: Tensor = x + self.mlp(self.ln2(x))
+        return out
+
+
+class Llama(Decoder):
+    """A LLaMA-shaped language model; ``lm_head.weight`` is ``tok_embed.weight`` when tied.
+
+    No position table limits the context: beyond ``max_position_embeddings`` it computes, at
+    whatever quality.
+    """
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self._rotary = RotaryTables(config.rope, config.head_dim)
+        self.tok_embed = embedding(config.vocab_size, config.hidden_size)
+        self.blocks = nn.ModuleList(
+            Block(config, layer) for layer in range(config.num_hidden_layers)
+        )
+        self.final_ln = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.tok_embed.weight
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Llama:
+        """The model that a ``config.json`` describes, with random weights.
+
+        Raises:
+            ValueError: see ``LlamaConfig.from_dict``.
+        """
+        return cls(LlamaConfig.from_dict(config))
+
+    def _span(self, start: int, count: int) -> Span:
+        return Span(start, count, self._rotary)

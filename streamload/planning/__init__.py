@@ -1,0 +1,23 @@
+"""What a load will do, decided before a byte moves: pure, no I/O, no tensors."""
+
+from streamload.planning.build import build_plan
+from streamload.planning.records import (
+    Comparison,
+    MappedView,
+    Plan,
+    PlannedTensor,
+    PlanOptions,
+    Targets,
+    TargetSpec,
+)
+
+__all__ = [
+    "Comparison",
+    "MappedView",
+    "Plan",
+    "PlanOptions",
+    "PlannedTensor",
+    "TargetSpec",
+    "Targets",
+    "build_plan",
+]

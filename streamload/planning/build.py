@@ -1,0 +1,145 @@
+"""``build_plan``: bind names, place every tensor, collect every problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from streamload.mapping.binding import Assignment, Binding, Mapper, bind, bind_equal
+from streamload.mapping.common import layer_of
+from streamload.mapping.rules import NameMap
+from streamload.planning.devices import device_problems
+from streamload.planning.memory import needed_bytes, staging_bytes
+from streamload.planning.placing import Draft, place
+from streamload.planning.problems import explain, listed
+from streamload.planning.records import Plan, PlanOptions, Targets
+from streamload.planning.summary import (
+    common_dtype,
+    find_gaps,
+    loaded_entries,
+    map_notices,
+    tied_groups,
+)
+from streamload.report import LoadReport, MemoryReport
+from streamload.specs import Catalog, TensorSpec
+
+__all__ = ["build_plan"]
+
+
+def build_plan(
+    catalog: Catalog,
+    mapper: Mapper | None,
+    targets: Targets | None,
+    options: PlanOptions | None = None,
+    *,
+    source: str = "",
+) -> Plan:
+    """Plan a load.
+
+    Args:
+        catalog: what is stored.
+        mapper: a NameMap, a dict, a function, or None for equal names.
+        targets: the module's tensors, or None to plan for mapped names without a module.
+        options: what was asked for.
+        source: the checkpoint's path, for messages.
+
+    Returns:
+        A plan; ``problems`` lists everything that refuses it. Never raises for a bad fit.
+    """
+    options = options or PlanOptions()
+    stored = _under_prefix(catalog, options.prefix)
+    binding = bind_equal(stored, targets) if mapper is None else bind(mapper, stored)
+    draft = Draft(stored, targets, options)
+    draft.problems += binding.problems
+    draft.notices += catalog.notices
+    draft.unexpected += _within_layers(binding.unexpected, options.layers)
+    if targets is not None:
+        draft.problems += device_problems(targets, options.device)
+    for assignment in _chosen(binding, options, mapper):
+        place(draft, assignment)
+    if options.expected_layers is not None:
+        draft.problems += _layer_count_problems(stored, binding, options.expected_layers)
+    return _finish(draft, binding, mapper, source)
+
+
+def _under_prefix(catalog: Catalog, prefix: str | None) -> Mapping[str, TensorSpec]:
+    if not prefix:
+        return catalog.tensors
+    start = prefix if prefix.endswith(".") else prefix + "."
+    return {n[len(start) :]: spec for n, spec in catalog.items() if n.startswith(start)}
+
+
+def _within_layers(names: Sequence[str], layers: frozenset[int] | None) -> list[str]:
+    if layers is None:
+        return list(names)
+    return [n for n in names if (layer := layer_of(n)) is None or layer in layers]
+
+
+def _chosen(binding: Binding, options: PlanOptions, mapper: Mapper | None) -> list[Assignment]:
+    """Assignments of the chosen layers; renumbered 0, 1, … if a model of just these is built."""
+    if options.layers is None:
+        return list(binding.assignments)
+    kept = [a for a in binding.assignments if a.layer is None or a.layer in options.layers]
+    if not options.renumber or not isinstance(mapper, NameMap):
+        return kept
+    place = {layer: at for at, layer in enumerate(sorted(options.layers))}
+    return [
+        a if a.layer is None else replace(a, targets=_renumbered(a.targets, a.layer, place))
+        for a in kept
+    ]
+
+
+def _renumbered(names: tuple[str, ...], layer: int, place: Mapping[int, int]) -> tuple[str, ...]:
+    old, new = f".{layer}.", f".{place[layer]}."
+    return tuple(name.replace(old, new, 1) for name in names)
+
+
+def _layer_count_problems(
+    stored: Mapping[str, TensorSpec], binding: Binding, expected: int
+) -> list[str]:
+    names = {n for a in binding.assignments if a.layer is None for n in a.sources}
+    found = {a.layer for a in binding.assignments if a.layer is not None}
+    found |= {layer for n in stored if n not in names and (layer := layer_of(n)) is not None}
+    if found == set(range(expected)):
+        return []
+    have = f"{len(found)} layers ({listed(sorted(found))})" if found else "no layers"
+    return [f"expected_layers={expected}, but the file has {have}"]
+
+
+def _finish(draft: Draft, binding: Binding, mapper: Mapper | None, source: str) -> Plan:
+    options = draft.options
+    tensors = tuple(draft.placed.values())
+    missing, unfilled = find_gaps(draft, mapper)
+    unmatched = [draft.stored[name].name for name in draft.unexpected]
+    problems, notices = explain(
+        draft.problems,
+        missing,
+        unmatched,
+        draft.mismatches,
+        unfilled,
+        options.strict,
+        loaded=len(tensors),
+        stored=draft.stored,
+    )
+    report = LoadReport(
+        source=source,
+        model_type=mapper.model_type if isinstance(mapper, NameMap) else None,
+        mode=options.mode,
+        layout="stored" if options.stored_order else "contiguous",
+        dtype=options.dtype.torch_name if options.dtype else common_dtype(tensors),
+        device=options.device if isinstance(options.device, str) else "mixed",
+        loaded=loaded_entries(draft),
+        missing=tuple(missing),
+        unexpected=tuple(unmatched),
+        shape_mismatch=tuple(draft.mismatches),
+        unfilled=tuple(unfilled),
+        ignored=tuple(draft.stored[name].name for name in binding.ignored),
+        tied=tied_groups(draft, mapper),
+        problems=tuple(problems),
+        notices=(*draft.notices, *notices, *map_notices(draft)),
+        memory=MemoryReport(
+            needed_bytes=needed_bytes(tensors, draft.stored, options),
+            staging_bytes=staging_bytes(tensors, draft.stored, options),
+        ),
+    )
+    return Plan(tensors, tuple(draft.comparisons), report, options, draft.stored)

@@ -1,0 +1,48 @@
+"""What a plan needs of memory, in bytes, before anything is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from streamload.planning.records import PlannedTensor, PlanOptions
+from streamload.specs import TensorSpec
+
+__all__ = ["needed_bytes", "staging_bytes"]
+
+
+def staging_bytes(
+    tensors: Sequence[PlannedTensor], stored: Mapping[str, TensorSpec], options: PlanOptions
+) -> int:
+    """Bytes of all workers' buffers: a block each, a staged matrix each where one is turned,
+    and tensors that can only be read whole.
+    """
+    streamed = [t for t in tensors if t.mapped is None]
+    if not streamed:
+        return 0
+    largest = max(stored[name].nbytes for t in streamed for name in t.sources)
+    block = min(options.chunk_bytes, largest)
+    turned = [t.nbytes for t in streamed if _is_turned(t)]
+    panel = min(options.staging_bytes, max(turned, default=0))
+    whole = max(
+        (stored[n].nbytes for t in streamed for n in t.sources if stored[n].extent is None),
+        default=0,
+    )
+    return options.workers * (block + panel + whole)
+
+
+def needed_bytes(
+    tensors: Sequence[PlannedTensor], stored: Mapping[str, TensorSpec], options: PlanOptions
+) -> int:
+    """Bytes of all new tensors in host memory, and of the buffers beside them."""
+    new = sum(t.nbytes for t in tensors if t.is_new and t.mapped is None and _in_host(t))
+    return new + staging_bytes(tensors, stored, options)
+
+
+def _in_host(tensor: PlannedTensor) -> bool:
+    return tensor.device.partition(":")[0] == "cpu"
+
+
+def _is_turned(tensor: PlannedTensor) -> bool:
+    return any(
+        len(m.shape) > 1 and m.target_strides[-1] != min(m.target_strides) for m in tensor.moves
+    )

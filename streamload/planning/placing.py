@@ -1,0 +1,244 @@
+"""Places one assignment's targets: shapes, dtypes, strides, moves; misfits are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from streamload.dtypes import BY_NAME
+from streamload.mapping.binding import Assignment
+from streamload.mapping.layout import Layout, LayoutError, stored_order_strides
+from streamload.mapping.transforms import Identity, Mean
+from streamload.planning.devices import device_of
+from streamload.planning.dtype_rules import DtypeError, target_dtype
+from streamload.planning.records import (
+    Comparison,
+    MappedView,
+    PlannedTensor,
+    PlanOptions,
+    Targets,
+    TargetSpec,
+)
+from streamload.report import ShapeMismatch
+from streamload.specs import Move, Shape, TensorSpec, contiguous_strides, numel
+
+__all__ = ["Draft", "place"]
+
+
+@dataclass
+class Draft:
+    """What is collected while a plan is built."""
+
+    stored: Mapping[str, TensorSpec]
+    targets: Targets | None
+    options: PlanOptions
+    placed: dict[str, PlannedTensor] = field(default_factory=dict)
+    placed_by: dict[str, str] = field(default_factory=dict)
+    comparisons: list[Comparison] = field(default_factory=list)
+    mismatches: list[ShapeMismatch] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    troubled: set[str] = field(default_factory=set)
+    problems: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+
+def place(draft: Draft, assignment: Assignment) -> None:
+    """Place one assignment's targets, or say why not."""
+    specs = [draft.stored[name] for name in assignment.sources]
+    wanted: list[TargetSpec | None] = [None] * len(assignment.targets)
+    if draft.targets is not None:
+        wanted = [draft.targets.get(name) for name in assignment.targets]
+        if not any(wanted):
+            draft.unexpected += assignment.sources
+            return
+    if assignment.absent or (draft.targets is not None and not all(wanted)):
+        draft.troubled.update(assignment.targets)
+        lacking = ", ".join(map(repr, assignment.absent)) or "a target of the module"
+        draft.problems.append(
+            f"{' + '.join(map(repr, assignment.sources))} cannot fill "
+            f"{', '.join(map(repr, assignment.targets))}: {lacking} is missing"
+        )
+        return
+    layouts = _layouts(draft, assignment, specs, wanted)
+    for target, spec, layout in zip(assignment.targets, wanted, layouts, strict=False):
+        try:
+            planned = _planned(draft, assignment, target, spec, layout)
+        except DtypeError as problem:
+            names = " + ".join(repr(s.name) for s in specs)
+            draft.troubled.add(target)
+            draft.problems.append(f"{names}: {target!r} {problem}")
+            continue
+        _settle(draft, target, planned)
+
+
+def _layouts(
+    draft: Draft,
+    assignment: Assignment,
+    specs: Sequence[TensorSpec],
+    wanted: Sequence[TargetSpec | None],
+) -> list[Layout]:
+    """The layouts of the targets; empty if shapes do not fit (the mismatch is recorded)."""
+    transform = assignment.transform
+    shapes = [spec.shape if spec else None for spec in wanted]
+    sources = [Layout.whole(i, spec.shape, spec.strides) for i, spec in enumerate(specs)]
+    try:
+        layouts = transform.forward(sources, shapes)
+    except LayoutError as error:
+        for target, shape in zip(assignment.targets, shapes, strict=True):
+            draft.mismatches += [
+                ShapeMismatch(spec.name, spec.shape, target, shape or (), str(error))
+                for spec in specs
+            ]
+        return []
+    needed = [
+        shape if shape is not None else layout.shape
+        for shape, layout in zip(shapes, layouts, strict=True)
+    ]
+    unfit = [at for at, layout in enumerate(layouts) if layout.shape != needed[at]]
+    if len(specs) > 1 and not transform.reduces:
+        parts = _unfit_parts(assignment, specs, needed)
+        if parts:
+            draft.mismatches += parts
+            return []
+    if unfit:
+        joined = " + ".join(spec.name for spec in specs)
+        for at in unfit:
+            shape = specs[0].shape if len(specs) == 1 else layouts[at].shape
+            draft.mismatches.append(
+                ShapeMismatch(joined, shape, assignment.targets[at], needed[at])
+            )
+        return []
+    return layouts
+
+
+def _unfit_parts(
+    assignment: Assignment, specs: Sequence[TensorSpec], needed: Sequence[Shape]
+) -> list[ShapeMismatch]:
+    """Which of several fused sources does not fit, where the transform knows their shapes."""
+    try:
+        expected = assignment.transform.source_shapes(needed)
+    except LayoutError:
+        return []
+    if len(expected) != len(specs):
+        return []
+    return [
+        ShapeMismatch(spec.name, spec.shape, assignment.targets[0], shape)
+        for spec, shape in zip(specs, expected, strict=True)
+        if spec.shape != shape
+    ]
+
+
+def _planned(
+    draft: Draft,
+    assignment: Assignment,
+    target: str,
+    spec: TargetSpec | None,
+    layout: Layout,
+) -> PlannedTensor:
+    """The plan of one target whose shape fits."""
+    options = draft.options
+    used = sorted({piece.source for piece in layout.pieces})
+    names = tuple(assignment.sources[i] for i in used) or assignment.sources
+    stored = tuple(BY_NAME[draft.stored[name].dtype] for name in names)
+    dtype = target_dtype(target, stored, spec, options.dtype)
+    is_new = spec is None or spec.is_meta or (spec.kind == "buffer" and _is_built(draft))
+    device = device_of(target, options.device)
+    transform = assignment.transform
+    strides = contiguous_strides(layout.shape)
+    if is_new and options.stored_order and not transform.reduces:
+        strides = stored_order_strides(layout) or strides
+    if spec is not None and not is_new:
+        _refuse_in_place(draft, target, spec)
+        strides, device = spec.strides or strides, spec.device
+    return PlannedTensor(
+        name=spec.names[0] if spec else target,
+        aliases=spec.names[1:] if spec else (),
+        sources=names,
+        shape=layout.shape,
+        strides=strides,
+        dtype=dtype.name,
+        stored_dtype="+".join(dict.fromkeys(d.name for d in stored)),
+        moves=_moves(draft, transform, assignment, layout, strides),
+        transform=transform.label,
+        reduces=transform.reduces if len(names) > 1 else "",
+        tolerance=transform.tolerance if isinstance(transform, Mean) else 0.0,
+        layer=assignment.layer,
+        device=device,
+        is_new=is_new,
+        mapped=_mapped(draft, names, layout, dtype.name, device) if is_new else None,
+    )
+
+
+def _is_built(draft: Draft) -> bool:
+    return draft.targets is not None and draft.targets.any_meta
+
+
+def _moves(
+    draft: Draft,
+    transform: object,
+    assignment: Assignment,
+    layout: Layout,
+    strides: Shape,
+) -> tuple[Move, ...]:
+    if isinstance(transform, Identity):  # the same answer, for a hundred thousand tensors
+        (name,) = assignment.sources
+        count = numel(layout.shape)
+        if draft.stored[name].strides is None and strides == contiguous_strides(layout.shape):
+            return (Move(name, (count,), (1,), 0, (1,), 0),) if count else ()
+    return layout.moves(assignment.sources, strides)
+
+
+def _refuse_in_place(draft: Draft, target: str, spec: TargetSpec) -> None:
+    options = draft.options
+    asked = [
+        text
+        for text, is_asked in (
+            ("mode='map'", options.mode == "map"),
+            ("layout='stored'", options.layout == "stored"),
+        )
+        if is_asked
+    ]
+    device = device_of(target, options.device)
+    if device not in (spec.device, spec.device.partition(":")[0], "cpu"):
+        asked.append(f"device={device!r}")
+    if asked:
+        raise DtypeError(
+            f"holds data and is overwritten in place, so {' and '.join(asked)} cannot be honoured: "
+            "leave it out, or build the module under streamload.empty_weights()"
+        )
+
+
+def _mapped(
+    draft: Draft, names: tuple[str, ...], layout: Layout, dtype: str, device: str
+) -> MappedView | None:
+    """The view of the mapped file, if the target can be one as it is stored."""
+    options = draft.options
+    if options.mode != "map" or len(names) != 1 or not numel(layout.shape):
+        return None
+    spec = draft.stored[names[0]]
+    view = layout.source_strides()
+    if view is None or spec.extent is None or spec.dtype != dtype or device != "cpu":
+        return None
+    if not options.stored_order and view[1] != contiguous_strides(layout.shape):
+        return None
+    if spec.extent.offset % BY_NAME[dtype].itemsize:
+        return None
+    return MappedView(names[0], *view)
+
+
+def _settle(draft: Draft, target: str, planned: PlannedTensor) -> None:
+    """Enter a planned tensor; a second one for the same target is compared or refused."""
+    before = draft.placed.get(planned.name)
+    if before is None:
+        draft.placed[planned.name] = planned
+        draft.placed_by[planned.name] = target
+        return
+    if draft.placed_by[planned.name] == target:
+        both = " and ".join(repr(" + ".join(p.sources)) for p in (before, planned))
+        draft.problems.append(f"{both} both fall on {target!r}")
+        return
+    first = planned if target == planned.name else before
+    other = before if first is planned else planned
+    draft.placed[planned.name] = first
+    draft.placed_by[planned.name] = planned.name
+    draft.comparisons.append(Comparison(first, other))

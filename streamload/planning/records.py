@@ -1,0 +1,201 @@
+"""The records a plan is made of: frozen, picklable, free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from streamload.dtypes import BY_NAME, DType
+from streamload.errors import PlanError, printable
+from streamload.report import LoadReport, MemoryReport
+from streamload.specs import Move, Shape, numel
+
+__all__ = [
+    "Comparison",
+    "MappedView",
+    "Plan",
+    "PlanOptions",
+    "PlannedTensor",
+    "TargetSpec",
+    "Targets",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSpec:
+    """One tensor of a module.
+
+    Attributes:
+        names: all names it is reachable by, the module's first one first (ties share a spec).
+        dtype: safetensors name; ``is_meta`` is True while it holds no data.
+        kind: ``"parameter"`` or ``"buffer"``.
+        persistent: False for buffers that are not part of the ``state_dict``.
+        strides: of the memory it holds, in elements; None while on meta.
+    """
+
+    names: tuple[str, ...]
+    shape: Shape
+    dtype: str
+    kind: str = "parameter"
+    is_meta: bool = True
+    persistent: bool = True
+    device: str = "cpu"
+    strides: Shape | None = None
+
+
+@dataclass(frozen=True)
+class Targets(Mapping[str, TargetSpec]):
+    """A module's tensors by every name."""
+
+    specs: tuple[TargetSpec, ...]
+
+    @cached_property
+    def _by_name(self) -> dict[str, TargetSpec]:
+        return {name: spec for spec in self.specs for name in spec.names}
+
+    def __getitem__(self, name: str) -> TargetSpec:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    @cached_property
+    def any_meta(self) -> bool:
+        """True if some parameter holds no data yet: the module is to be built, not overwritten."""
+        return any(s.is_meta and s.kind == "parameter" for s in self.specs)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """The options of a load that decide what is planned; see ``streamload.LoadOptions``."""
+
+    dtype: DType | None = None
+    device: str | Mapping[str, str] = "cpu"
+    mode: str = "stream"
+    layout: str | None = None
+    strict: bool = True
+    layers: frozenset[int] | None = None
+    renumber: bool = False
+    prefix: str | None = None
+    ties: str = "refuse"
+    overflow: str = "report"
+    replicas: str = "refuse"
+    expected_layers: int | None = None
+    workers: int = 2
+    chunk_bytes: int = 4 << 20
+    staging_bytes: int = 32 << 20
+
+    @property
+    def stored_order(self) -> bool:
+        """True if transposed weights stay strided, in the file's order of bytes."""
+        return self.layout == "stored" or (self.layout is None and self.mode == "map")
+
+
+@dataclass(frozen=True, slots=True)
+class MappedView:
+    """A target that is a view of one stored tensor's bytes; numbers in elements."""
+
+    stored_name: str
+    offset: int
+    strides: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTensor:
+    """One target, where its values come from, and how it is laid out.
+
+    Attributes:
+        name: the module's first name; ``aliases`` are the others (ties).
+        sources: keys of ``Plan.stored``.
+        strides: of the target, in elements; dense.
+        dtype, stored_dtype: safetensors names; several stored ones are joined by ``+``.
+        moves: strided copies that cover the target; ``stored_name`` is a key of ``Plan.stored``.
+        reduces: ``""``, ``"sum"`` or ``"mean"``; then every source covers the whole target.
+        is_new: True for a new tensor that is committed, False for one overwritten in place.
+        mapped: set if the target is a view of the mapped file and nothing is moved.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    sources: tuple[str, ...]
+    shape: Shape
+    strides: Shape
+    dtype: str
+    stored_dtype: str
+    moves: tuple[Move, ...]
+    transform: str = ""
+    reduces: str = ""
+    tolerance: float = 0.0
+    layer: int | None = None
+    device: str = "cpu"
+    is_new: bool = True
+    mapped: MappedView | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the target."""
+        return numel(self.shape) * BY_NAME[self.dtype].itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two stored tensors that must be equal, since the module ties their names."""
+
+    kept: PlannedTensor
+    other: PlannedTensor
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a load will do.
+
+    Attributes:
+        tensors: every target that gets values, in the file's order.
+        comparisons: pairs compared before anything is written.
+        report: all lists; ``problems`` is empty if the plan holds.
+        stored: seen name (prefix taken off) → the stored tensor's spec.
+        memory: what the load needs and what there is.
+    """
+
+    tensors: tuple[PlannedTensor, ...]
+    comparisons: tuple[Comparison, ...]
+    report: LoadReport
+    options: PlanOptions
+    stored: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def ok(self) -> bool:
+        """True if the plan holds."""
+        return not self.report.problems
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Everything that refuses the plan, one line each."""
+        return self.report.problems
+
+    @property
+    def memory(self) -> MemoryReport:
+        """What the load needs, and what is available."""
+        return self.report.memory
+
+    @property
+    def bytes_to_write(self) -> int:
+        """Bytes of all targets that are streamed."""
+        return sum(t.nbytes for t in self.tensors if t.mapped is None)
+
+    def raise_if_refused(self) -> None:
+        """Raise PlanError with all problems in one line, unless the plan holds."""
+        if self.ok:
+            return
+        first = "; ".join(self.problems[:_SHOWN])
+        count = len(self.problems)
+        more = f"; … and {count - _SHOWN} more" if count > _SHOWN else ""
+        raise PlanError(f"{printable(self.report.source)}: {first}{more}", report=self.report)
+
+
+_SHOWN = 6

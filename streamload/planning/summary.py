@@ -1,0 +1,106 @@
+"""What a plan leaves open and what it says of itself, once everything is placed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from streamload.dtypes import BY_NAME
+from streamload.mapping.binding import Mapper
+from streamload.mapping.common import layer_of
+from streamload.mapping.rules import NameMap
+from streamload.planning.placing import Draft
+from streamload.planning.problems import listed
+from streamload.planning.records import PlannedTensor, TargetSpec
+from streamload.report import LoadedTensor
+
+__all__ = ["common_dtype", "find_gaps", "loaded_entries", "map_notices", "tied_groups"]
+
+
+def find_gaps(draft: Draft, mapper: Mapper | None) -> tuple[list[str], list[str]]:
+    """Names that nothing fills (``missing``), and names left on meta (``unfilled``)."""
+    wrong = {entry.name for entry in draft.mismatches} | draft.troubled
+    if draft.targets is None:
+        expected = _expected(mapper, draft.options.layers)
+        return [n for n in expected if n not in draft.placed and n not in wrong], []
+    missing: list[str] = []
+    unfilled: list[str] = []
+    kept: list[str] = []
+    for spec in draft.targets.specs:
+        if spec.names[0] in draft.placed or not _takes_part(draft, spec):
+            continue
+        if spec.is_meta:
+            unfilled.append(spec.names[0])
+        if not spec.persistent or wrong.intersection(spec.names):
+            continue
+        if spec.kind == "buffer" and not spec.is_meta:
+            kept.append(spec.names[0])
+        else:
+            missing.append(spec.names[0])
+    if kept:
+        draft.notices.append(f"buffers not in the file, kept as built: {listed(kept)}")
+    return missing, unfilled
+
+
+def _expected(mapper: Mapper | None, layers: frozenset[int] | None) -> list[str]:
+    if not isinstance(mapper, NameMap):
+        return []
+    return [
+        template.fill(layer=layer)
+        for rule, layer in mapper.expand()
+        if not rule.optional and (layer is None or layers is None or layer in layers)
+        for template in rule.target_templates
+    ]
+
+
+def _takes_part(draft: Draft, spec: TargetSpec) -> bool:
+    layers = draft.options.layers
+    if layers is None or draft.options.renumber:
+        return True
+    layer = layer_of(spec.names[0])
+    return layer is None or layer in layers
+
+
+def loaded_entries(draft: Draft) -> tuple[LoadedTensor, ...]:
+    """One ledger entry for each placed tensor."""
+    stored = draft.stored
+    return tuple(
+        LoadedTensor(
+            tuple(stored[name].name for name in t.sources),
+            t.name,
+            "+".join(_torch_name(name) for name in t.stored_dtype.split("+")),
+            _torch_name(t.dtype),
+            t.shape,
+            t.transform,
+        )
+        for t in draft.placed.values()
+    )
+
+
+def _torch_name(name: str) -> str:
+    return BY_NAME[name].torch_name or name
+
+
+def tied_groups(draft: Draft, mapper: Mapper | None) -> tuple[tuple[str, ...], ...]:
+    """Groups of names that are one tensor after the load."""
+    if draft.targets is not None:
+        return tuple(s.names for s in draft.targets.specs if len(s.names) > 1)
+    return mapper.ties if isinstance(mapper, NameMap) else ()
+
+
+def common_dtype(tensors: Sequence[PlannedTensor]) -> str | None:
+    """The one floating dtype of all targets, or None where they differ."""
+    floats = {t.dtype for t in tensors if BY_NAME[t.dtype].is_floating}
+    return _torch_name(floats.pop()) if len(floats) == 1 else None
+
+
+def map_notices(draft: Draft) -> list[str]:
+    """Which tensors of a ``mode="map"`` load are streamed after all."""
+    if draft.options.mode != "map":
+        return []
+    streamed = [t.name for t in draft.placed.values() if t.mapped is None]
+    if not streamed:
+        return []
+    return [
+        f"{len(streamed)} of {len(draft.placed)} tensors cannot be mapped as they are stored "
+        f"(cast, re-laid or misaligned) and are streamed: {listed(streamed, 4)}"
+    ]

@@ -1,0 +1,64 @@
+"""``hf:ORG/NAME[@REVISION]`` in the local hub cache: found without network, by its layout.
+
+Layout: ``models--ORG--NAME/refs/REVISION`` holds a commit, ``snapshots/COMMIT/`` holds links
+(https://huggingface.co/docs/huggingface_hub/guides/manage-cache).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from streamload.errors import CheckpointNotFoundError
+
+__all__ = ["find_in_hub_cache", "is_hub_name"]
+
+_NAME = re.compile(r"hf:(?:(?P<org>[\w.-]+)/)?(?P<name>[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+
+
+def is_hub_name(path: str) -> bool:
+    """True for ``hf:...``, unless a file of exactly that name is there."""
+    return path.startswith("hf:") and not os.path.lexists(path)
+
+
+def cache_folder() -> str:
+    """Where the hub's own tools keep their files, by the same environment variables."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if os.environ.get(variable):
+            return os.path.expanduser(os.environ[variable])
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
+    home = os.environ.get("HF_HOME") or os.path.join(base, "huggingface")
+    return os.path.join(os.path.expanduser(home), "hub")
+
+
+def find_in_hub_cache(path: str) -> str:
+    """The snapshot folder of ``hf:ORG/NAME[@REVISION]``.
+
+    Raises:
+        CheckpointNotFoundError: the name is malformed, or that revision is not in the cache.
+    """
+    match = _NAME.fullmatch(path)
+    parts = match.group("org", "name", "revision") if match else (None, None, None)
+    org, name, revision = parts
+    if not name or any(part in (".", "..") for text in parts if text for part in text.split("/")):
+        raise CheckpointNotFoundError("expected hf:ORG/NAME or hf:ORG/NAME@REVISION", path=path)
+    repository = "--".join(part for part in ("models", org, name) if part)
+    folder = os.path.join(cache_folder(), repository)
+    wanted = revision or "main"
+    commit = _read_reference(os.path.join(folder, "refs", wanted)) or wanted
+    snapshot = os.path.join(folder, "snapshots", commit)
+    if re.fullmatch(r"[\w.-]+", commit) and commit not in (".", "..") and os.path.isdir(snapshot):
+        return snapshot
+    raise CheckpointNotFoundError(
+        f"not in the local hub cache ({folder}); fetch it with `streamload download "
+        f"{path} DIR`, or pass a folder",
+        path=path,
+    )
+
+
+def _read_reference(path: str) -> str | None:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read(256).strip()
+    except (OSError, ValueError):
+        return None

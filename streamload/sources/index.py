@@ -1,0 +1,126 @@
+"""``*.index.json``: which shard holds which tensor, checked before any shard is opened."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from streamload.errors import CheckpointError
+from streamload.sources.files import OpenFile
+from streamload.sources.header import loads_strictly
+from streamload.specs import Catalog
+
+__all__ = ["check_against_shards", "read_index", "shard_paths"]
+
+_MAX_INDEX_BYTES = 200_000_000
+
+
+def read_index(path: str) -> dict[str, str]:
+    """The index's ``weight_map``: tensor name to file name, names held inside the folder.
+
+    ``metadata.total_size`` is informative only (published files have it wrong) and not looked at.
+
+    Raises:
+        CheckpointError: not JSON, no map, an empty map, or a file name that is not a plain
+            relative path below the index's own folder.
+    """
+    file = OpenFile(path)
+    try:
+        if file.size_bytes > _MAX_INDEX_BYTES:
+            raise CheckpointError(f"the index is {file.size_bytes} bytes long", path=path)
+        text = file.read(0, file.size_bytes)
+    finally:
+        file.close()
+    try:
+        index = loads_strictly(text.removeprefix(b"\xef\xbb\xbf"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"the index is not valid JSON: {error}", path=path) from error
+    found = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(found, dict):
+        raise CheckpointError("the index has no weight_map (tensor name to file name)", path=path)
+    if not found:
+        raise CheckpointError("the index's weight_map is empty", path=path)
+    problems = tuple(
+        f"tensor {name!r}: {fault}" for name, value in found.items() if (fault := _fault(value))
+    )
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise CheckpointError(problems[0] + more, path=path, problems=problems)
+    return found
+
+
+def _fault(value: object) -> str | None:
+    """Why a file name of the map is refused, or None. Links inside the folder are allowed:
+    a hub cache is made of them.
+    """
+    if not isinstance(value, str) or not value:
+        return f"the file name is {value!r}, expected a name"
+    parts = value.replace("\\", "/").split("/")
+    leaves = (
+        "\0" in value
+        or "\\" in value
+        or "://" in value
+        or os.path.isabs(value)
+        or ":" in parts[0]
+        or any(part in ("", ".", "..") for part in parts)
+    )
+    return (
+        f"the file name {value!r} leads out of the folder, or is no plain name" if leaves else None
+    )
+
+
+def shard_paths(index_path: str, weight_map: Mapping[str, str]) -> list[str]:
+    """The shards in the order of their names.
+
+    Raises:
+        CheckpointError: shards that are not there, all of them listed.
+    """
+    folder = os.path.dirname(index_path)
+    names = sorted(set(weight_map.values()))
+    absent = [name for name in names if not os.path.exists(os.path.join(folder, name))]
+    if absent:
+        raise CheckpointError(
+            f"{len(absent)} of {len(names)} shards are missing: {', '.join(absent[:8])}"
+            + (" …" if len(absent) > 8 else ""),
+            path=index_path,
+            problems=tuple(f"shard {name!r} is missing" for name in absent),
+        )
+    return [os.path.join(folder, name) for name in names]
+
+
+def check_against_shards(
+    index_path: str, weight_map: Mapping[str, str], catalog: Catalog
+) -> Catalog:
+    """The shards' own headers decide what is there; the index must not promise more.
+
+    Returns:
+        The catalog, with a notice for tensors that the index leaves out or misplaces.
+
+    Raises:
+        CheckpointError: a tensor of the index is in no shard.
+    """
+    lost = [name for name in weight_map if name not in catalog]
+    if lost:
+        problems = tuple(
+            f"tensor {name!r} is not in {weight_map[name]!r}, nor in any other shard"
+            for name in lost
+        )
+        more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+        raise CheckpointError(problems[0] + more, path=index_path, problems=problems)
+    notices = list(catalog.notices)
+    misplaced = [
+        name
+        for name, shard in weight_map.items()
+        if os.path.basename(catalog[name].file) != os.path.basename(shard)
+    ]
+    notices.extend(
+        f"the index has {name!r} in {weight_map[name]!r}, it was found in {catalog[name].file!r}"
+        for name in misplaced
+    )
+    left_out = [name for name in catalog if name not in weight_map]
+    if left_out:
+        notices.append(
+            f"the index leaves out {len(left_out)} tensors that its shards hold: "
+            + ", ".join(map(repr, left_out[:4]))
+        )
+    return Catalog(catalog.tensors, catalog.metadata, tuple(notices))

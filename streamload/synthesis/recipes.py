@@ -1,0 +1,62 @@
+"""What a made-up checkpoint consists of: names, shapes, how each tensor's values are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from streamload.dtypes import BY_TORCH_NAME, nbytes_of
+from streamload.specs import Shape
+
+__all__ = ["Kind", "Preset", "Recipe"]
+
+Kind = Literal["normal", "norm", "causal_mask", "constant", "inv_freq"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One tensor to write.
+
+    Attributes:
+        name: the stored name.
+        shape: as stored.
+        kind: ``"normal"`` with standard deviation ``value``; ``"norm"``, which is 1 plus such
+            noise; ``"causal_mask"``, ones on and below the diagonal of the last two dimensions;
+            ``"constant"``, all ``value``; ``"inv_freq"``, ``value ** -(i / n)`` for i < n.
+        value: see ``kind``.
+        dtype: torch's name of the element type; None takes the checkpoint's.
+        drawn_as: the name whose random numbers are used: two recipes with one name are equal.
+    """
+
+    name: str
+    shape: Shape
+    kind: Kind = "normal"
+    value: float = 0.02
+    dtype: str | None = None
+    drawn_as: str | None = None
+
+    def nbytes(self, dtype: str) -> int:
+        """Bytes on disk in a checkpoint of element type ``dtype``."""
+        size = nbytes_of(BY_TORCH_NAME[self.dtype or dtype], self.shape)
+        assert size is not None
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A known checkpoint.
+
+    Attributes:
+        config: config.json's content; the number of blocks is under ``layers_key``.
+        recipes: from that content and ``masks`` to the tensors, in file order.
+        dtype: the published element type.
+        shard_bytes: the published shard size, None for one file.
+        layers_key: config's name for the number of blocks.
+    """
+
+    config: Mapping[str, Any]
+    recipes: Callable[[Mapping[str, Any], bool], Iterable[Recipe]]
+    dtype: str
+    shard_bytes: int | None = None
+    layers_key: str = "num_hidden_layers"
