@@ -195,12 +195,12 @@ def _row(measured: list[dict[str, Any]]) -> Row:
 def warnings_of(lines: Iterable[dict[str, Any]]) -> list[str]:
     """What a reader must know about how the figures came about."""
     lines = list(lines)
-    head, loads = lines[0], [line for line in lines if line["kind"] == "load" and line["ok"]]
+    head, loads = lines[0], [line for line in lines[1:] if line["ok"]]
     said = []
     problems = sorted({line["cache_problem"] for line in loads if line.get("cache_problem")})
     if problems:
         said.append(f"The page cache could not be dropped: {'; '.join(problems)}.")
-    others = [line["other_cpus"] for line in loads if line["other_cpus"] is not None]
+    others = [x["other_cpus"] for x in loads if x["other_cpus"] is not None]
     busy = [cpus for cpus in others if cpus > BUSY_CPUS]
     if busy:
         said.append(

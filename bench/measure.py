@@ -31,7 +31,10 @@ BUSY_CPUS = 0.25
 
 @dataclasses.dataclass
 class Watch:
-    """What was seen of one child, from "ready" to "used"; memory in bytes over "ready"."""
+    """What was seen of one child, from "ready" to "used"; memory in bytes over "ready".
+
+    ``times_s`` says when each event came, in seconds since the process was started.
+    """
 
     events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     times_s: list[float] = dataclasses.field(default_factory=list)
@@ -100,6 +103,7 @@ def run_child(
     }
     try:
         with tempfile.TemporaryFile() as errors:
+            start_s = time.perf_counter()
             child = subprocess.Popen(
                 [sys.executable, "-m", "bench.child", json.dumps(order)],
                 stdin=subprocess.PIPE,
@@ -109,7 +113,7 @@ def run_child(
             )
             with child:
                 try:
-                    watch = _Watcher(child, group).run(timeout_s)
+                    watch = _Watcher(child, group, start_s).run(timeout_s)
                 finally:
                     child.kill()
             if watch.failure is None and child.returncode != 0:
@@ -122,11 +126,11 @@ def run_child(
 
 
 class _Watcher:
-    def __init__(self, child: subprocess.Popen[bytes], group: Group | None) -> None:
+    def __init__(self, child: subprocess.Popen[bytes], group: Group | None, start_s: float) -> None:
         self._child = child
         self._group = group
         self._watch = Watch()
-        self._start_s = time.perf_counter()
+        self._start_s = start_s
         self._samples: list[tuple[float, ProcessMemory]] = []
         self._watching = False
         self._cpu = CpuTimes.read(child.pid)

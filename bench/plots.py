@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import statistics
 from collections.abc import Sequence
 from typing import Any
+
+from matplotlib import pyplot
 
 from bench.compare import Row, rows_of
 
@@ -119,11 +122,7 @@ def scale(series: dict[str, list[tuple[float, float, float]]], across: str) -> b
 
 
 def _figure(*, rows_high: int, columns: int) -> tuple[Any, Any]:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot.switch_backend("Agg")
     with pyplot.rc_context(STYLE):  # type: ignore[arg-type]
         figure, axes = pyplot.subplots(
             1,
@@ -136,10 +135,6 @@ def _figure(*, rows_high: int, columns: int) -> tuple[Any, Any]:
 
 
 def _png(figure: Any) -> bytes:
-    import io
-
-    from matplotlib import pyplot
-
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI)
     pyplot.close(figure)

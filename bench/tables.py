@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.compare import Row, rows_of, warnings_of
 
-__all__ = ["COLUMNS", "NUMERIC", "cells", "markdown", "render", "report", "setting"]
+__all__ = ["COLUMNS", "NUMERIC", "cells", "markdown", "notes", "render", "report", "setting"]
 
 COLUMNS = (
     "loader", "load + first use s", "min-max", "import s", "load s", "first use s", "GB/s",
@@ -18,11 +18,13 @@ NUMERIC = range(1, 11)
 
 def report(lines: Sequence[dict[str, Any]]) -> str:
     """The setting, the table and the warnings of one comparison."""
-    parts = [setting(lines[0]), "", markdown(rows_of(lines))]
-    warnings = warnings_of(lines)
-    if warnings:
-        parts += ["", *(f"Note: {text}" for text in warnings)]
-    return "\n".join(parts)
+    return "\n".join([setting(lines[0]), "", markdown(rows_of(lines)), *notes(lines)])
+
+
+def notes(lines: Sequence[dict[str, Any]]) -> list[str]:
+    """The warnings as lines of text, after an empty one; nothing if there are none."""
+    warnings = [f"Note: {text}" for text in warnings_of(lines)]
+    return ["", *warnings] if warnings else []
 
 
 def setting(head: dict[str, Any]) -> str:
