@@ -59,7 +59,7 @@ def generate(
             for peer in peers:
                 tell(f"round {number + 1} of {rounds}: {peer.label}, {dtype or 'stored'}")
                 job = Job(path, dtype, workers, "")
-                problem = page_cache.drop(job.files) if cold else page_cache.warm(job.files)
+                problem = page_cache.make(job.files, cold=cold)
                 yield {
                     "round": number + 1,
                     "cache_problem": problem,

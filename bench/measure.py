@@ -156,7 +156,11 @@ class _Watcher:
                     self._watch.failure = f"took longer than {timeout_s:.0f} s"
                     self._child.kill()
                     break
-        self._child.wait()
+        try:
+            self._child.wait(timeout=30)
+        except subprocess.TimeoutExpired:  # its work is done but a thread of it does not end
+            self._watch.failure = "did not end after the load"
+            self._child.kill()
         return self._watch
 
     def _hear(self, event: dict[str, Any], status: StatusReader) -> None:

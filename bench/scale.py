@@ -6,13 +6,17 @@ import datetime
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from bench import checkpoints, machine, page_cache, tables
 from bench.job import Job, Peer
 from bench.measure import measure_load, run_child
 
 __all__ = ["TASKS", "exponent", "report", "scale", "series"]
+
+
+Point: TypeAlias = tuple[float, float, float]
+"""Size, seconds, bytes."""
 
 
 def _load_state_dict(path: str) -> Callable[[], Any]:
@@ -80,7 +84,7 @@ def scale(
     }
     for model in models:
         path = checkpoints.checkpoint(model)
-        for peer in peers * rounds:
+        for peer in [*peers] * rounds:
             tell(f"{model}: {peer.label}")
             reason = peer.available()
             job = Job(path, dtype, workers, "")
@@ -122,22 +126,22 @@ def _task(task: str, path: str) -> dict[str, Any]:
     }
 
 
-def series(lines: Sequence[dict[str, Any]], kind: str) -> dict[str, list[tuple[float, ...]]]:
+def series(lines: Sequence[dict[str, Any]], kind: str) -> dict[str, list[Point]]:
     """Label to (size, seconds, bytes) of one kind, the fastest round of each size."""
-    best: dict[tuple[str, float], tuple[float, ...]] = {}
+    best: dict[tuple[str, float], Point] = {}
     for line in lines:
         if line["kind"] == kind and line["ok"]:
             key = (line["label"], line["size"])
             point = (line["size"], line["total_s"], line["peak_rss_bytes"])
             if key not in best or point[1] < best[key][1]:
                 best[key] = point
-    found: dict[str, list[tuple[float, ...]]] = {}
+    found: dict[str, list[Point]] = {}
     for (label, _), point in sorted(best.items()):
         found.setdefault(label, []).append(point)
     return found
 
 
-def exponent(points: Sequence[tuple[float, ...]], column: int) -> float | None:
+def exponent(points: Sequence[Point], column: int) -> float | None:
     """The b of ``y = a * size ** b`` through the points, by least squares of the logarithms."""
     pairs = [(math.log(p[0]), math.log(p[column])) for p in points if p[0] > 0 and p[column] > 0]
     if len(pairs) < 2:

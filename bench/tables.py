@@ -31,7 +31,9 @@ def setting(head: dict[str, Any]) -> str:
     """One paragraph: what was measured, on what, with which versions."""
     where = head["machine"]
     memory = f", {where['memory_bytes'] / 2**30:.0f} GiB" if where["memory_bytes"] else ""
-    cache = "page cache dropped before each" if head.get("cold") else "page cache warm"
+    cache = (
+        "page cache dropped before each (posix_fadvise)" if head.get("cold") else "page cache warm"
+    )
     limit = f", limit {head['limit_bytes'] >> 20} MiB" if head.get("limit_bytes") else ""
     versions = ", ".join(f"{name} {version}" for name, version in head["versions"].items())
     return (

@@ -13,7 +13,8 @@ IMPORTS = ("torch", "transformers")
 def load(job: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(job.path, dtype=job.torch_dtype() or "auto").eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(job.path, dtype=job.torch_dtype() or "auto")
+    return model.eval()
 
 
 def tokens(job: Any, ids: list[int], count: int) -> Iterator[int]:

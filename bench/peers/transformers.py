@@ -17,5 +17,5 @@ def imports() -> None:
 def load(job: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(job.path, dtype=job.torch_dtype() or "auto")
+    model: Any = AutoModelForCausalLM.from_pretrained(job.path, dtype=job.torch_dtype() or "auto")
     return model.eval()

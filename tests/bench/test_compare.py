@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import pytest
 from bench import checkpoints, page_cache, tables
 from bench.compare import Comparison, compare, rows_of, warnings_of, write_lines
 from bench.job import Job, find_peers, read_peer
-from bench.measure import measure_load, run_child
+from bench.measure import INTERVAL_S, measure_load, run_child
 from bench.safetensors_header import read_headers
+from streamload.memory import PeakSampler, StatusReader
 
 MIB = 1 << 20
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -252,3 +254,40 @@ def test_the_made_checkpoint_is_what_transformers_publishes(tiny: str) -> None:
 def test_a_child_that_breaks_leaves_no_group_behind(tiny: str) -> None:
     watch = run_child({"do": "nothing"}, limit_bytes=None, timeout_s=30)
     assert watch.failure == "KeyError: 'nothing'"
+
+
+def test_watching_costs_under_one_percent_of_one_cpu() -> None:
+    with StatusReader(os.getpid()) as status:
+        spent_s = []
+        for _ in range(20):
+            start = time.thread_time()
+            for _ in range(20):
+                status.read()
+            spent_s.append((time.thread_time() - start) / 20)
+    assert min(spent_s) < 0.01 * INTERVAL_S
+
+
+def test_copies_in_other_formats_are_made_anew_for_changed_files(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    peer = find_peers(["torch_load"])[0]
+    seen = set()
+    for size in (10, 20):
+        path.write_bytes(b"x" * size)
+        seen.add(Comparison(str(path), None, workers=1, rounds=1).job(peer).own_dir)
+    assert len(seen) == 2
+
+
+def test_touching_takes_no_memory_of_its_own() -> None:
+    import torch
+
+    from bench.values import touch
+
+    plain = torch.ones(2048, 8192)
+    kinds = [plain, plain.t(), plain.bfloat16(), plain.bool(), torch.ones(3), torch.ones(())]
+    kinds += [torch.ones(5, 0), torch.ones(4 * MIB, dtype=torch.int64), torch.ones(2, 3, 4).half()]
+    kinds += [torch.ones(64).to(torch.float8_e4m3fn), torch.ones(1, 2048, 2048)]
+    touch([torch.ones(2)], workers=2)
+    with PeakSampler(interval_s=0.001) as sampler:
+        nbytes = touch(kinds, workers=2)
+    assert nbytes == sum(tensor.numel() * tensor.element_size() for tensor in kinds)
+    assert sampler.peaks.rss_bytes < 8 * MIB

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import re
+import shutil
 import struct
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -119,3 +121,30 @@ def test_page_without_one_success_has_no_pictures() -> None:
     text = page.render([HEAD, LINES[-1]])
     assert "<img" not in text
     assert "x is not installed" in text
+
+
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
+BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser that runs without a screen")
+def test_page_opens_in_a_browser(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    page.write(LINES, str(path))
+    # The script asks the browser what it made of the page, and leaves the answer in the title.
+    probe = (
+        "<script>addEventListener('load', () => { const i = [...document.images];"
+        "document.title = ['probe', i.length, i.every(x => x.complete && x.naturalWidth == 1660),"
+        "document.querySelectorAll('tbody tr').length, document.querySelectorAll('.bad').length,"
+        "document.documentElement.scrollWidth <= innerWidth].join(' ') })</script>"
+    )
+    path.write_text(path.read_text(encoding="utf-8") + probe, encoding="utf-8")
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=900,1200"]
+    command += [f"--user-data-dir={tmp_path}", "--virtual-time-budget=5000", "--dump-dom"]
+    run = subprocess.run(
+        [str(word) for word in [*command, path.as_uri()]],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    found = re.search(r"<title>(.*?)</title>", run.stdout)
+    assert found is not None
+    assert found[1] == "probe 2 true 4 2 true"
