@@ -71,6 +71,8 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
         model, config, settings, notices = _build(source, settings)
         report = _load_open(model, source, settings, config=config, mapping="auto", on_assign=None)
     report = replace(report, notices=(*notices, *report.notices))
+    # What an export writes as config.json: the model's own configuration has not all fields.
+    model.published_config = config  # type: ignore[assignment]
     return Loaded(model.eval(), report, config)
 
 

@@ -109,7 +109,7 @@ class Move:
     """Which stored elements go where: two strided views of one shape.
 
     ``source`` views the stored tensor's elements in memory order, ``target`` the destination's
-    elements, both as flat runs. Walking a Move backwards (``inverse``) is what an export does.
+    elements, both as flat runs. Walking a Move backwards is what an export does.
     """
 
     stored_name: str
@@ -118,14 +118,3 @@ class Move:
     source_offset: int
     target_strides: Shape
     target_offset: int
-
-    def inverse(self, stored_name: str) -> Move:
-        """The same elements moved the other way, out of the tensor called ``stored_name``."""
-        return Move(
-            stored_name,
-            self.shape,
-            self.target_strides,
-            self.target_offset,
-            self.source_strides,
-            self.source_offset,
-        )

@@ -18,7 +18,7 @@ def layer(folder, number, rank):
 
 
 def test_files_are_the_published_ones(tmp_path):
-    report = synthesize_neox_raw(tmp_path, layers=44, hidden=16, vocab_size=256)
+    report = synthesize_neox_raw(tmp_path, layers=44, hidden=32, vocab_size=256)
     names = sorted(os.listdir(tmp_path / STEP))
     numbers = [0, *range(2, 46), 47, 48]
     expected = [

@@ -38,7 +38,7 @@ def command(directory: str | None, verbose: bool, as_json: bool) -> None:
     from streamload.cli import trials
 
     loaded = streamload.load(folder)
-    tell(f"{heading('loaded')} {loaded.report.to_text(verbose=verbose)}\n")
+    tell(f"{heading('load')} {loaded.report.to_text(verbose=verbose)}\n")
 
     before, after = trials.continuations(folder, loaded, _PROMPT, _NEW_TOKENS)
     tell(heading(f"{_PROMPT!r} continued, greedily"))

@@ -83,8 +83,9 @@ def command(
     writer.end()
     elapsed_s = time.perf_counter() - start
     if as_json:
-        result = {"tokens": writer.tokens, "text": writer.text, "first_token_s": first_token_s}
-        result |= {"elapsed_s": elapsed_s, "load": loaded.report.to_dict()}
+        result: dict[str, Any] = {"tokens": writer.tokens, "text": writer.text}
+        result |= {"first_token_s": first_token_s, "elapsed_s": elapsed_s}
+        result["load"] = loaded.report.to_dict()
         say(json.dumps(result))
         return
     say(loaded.report.to_text(), err=True)

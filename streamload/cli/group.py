@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import io
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
+from streamload import __version__
 from streamload.cli.errors import failures_as_one_line
 
 __all__ = ["main"]
@@ -48,6 +51,10 @@ class LazyGroup(click.Group):
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
         """Run; a failure outside a command (while parsing, while exiting) is one line too."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                # An arrow must not fail on a Windows code page, nor an odd name anywhere.
+                stream.reconfigure(errors="backslashreplace")
         with failures_as_one_line({}):
             return super().main(args, *rest, **extra)
 
@@ -67,7 +74,7 @@ def _note_traceback(ctx: click.Context, _: click.Parameter, value: bool) -> None
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Example: streamload demo. For a command's options: streamload COMMAND --help.",
 )
-@click.version_option(package_name="streamload", prog_name="streamload")
+@click.version_option(__version__, prog_name="streamload")
 @click.option(
     "--traceback",
     is_flag=True,

@@ -96,7 +96,7 @@ class Device(_ParamType):
 
 
 class DTypeName(_ParamType):
-    """A dtype's name as torch spells it; short forms (bf16, fp16) are understood."""
+    """A floating-point dtype as torch spells it; short forms (bf16, fp16) are understood."""
 
     name = "dtype"
 
@@ -106,8 +106,8 @@ class DTypeName(_ParamType):
             found = parse_dtype(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        if found is None or found.torch_name is None:
-            self.fail(f"{value!r} is not a type tensors can have in torch", param, ctx)
+        if found is None or not found.is_floating or found.torch_name is None:
+            self.fail(f"{value!r} is not a floating-point type of torch", param, ctx)
         return found.torch_name
 
 

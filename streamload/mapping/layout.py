@@ -12,7 +12,16 @@ from itertools import pairwise
 
 from streamload.specs import Move, Shape, contiguous_strides, numel
 
-__all__ = ["Axis", "Layout", "LayoutError", "Piece"]
+__all__ = [
+    "Axis",
+    "Layout",
+    "LayoutError",
+    "Piece",
+    "coalesced",
+    "concat",
+    "inverse",
+    "stored_order_strides",
+]
 
 
 class LayoutError(ValueError):
@@ -228,17 +237,37 @@ def _flat_axis(axis: Axis, first: int, last: int, weights: Shape) -> Axis:
 
 
 def _move(piece: Piece, name: str, target_strides: Shape) -> Move:
-    axes = [(a.size, a.stride, a.step * target_strides[a.dim]) for a in piece.axes if a.size != 1]
-    axes.sort(key=lambda axis: -axis[1])
+    start = sum(s * t for s, t in zip(piece.starts, target_strides, strict=True))
+    axes = [(a.size, a.stride, a.step * target_strides[a.dim]) for a in piece.axes]
+    return coalesced(name, axes, piece.offset, start)
+
+
+def coalesced(
+    name: str, axes: Sequence[tuple[int, int, int]], source_offset: int, target_offset: int
+) -> Move:
+    """A Move of as few axes as can be, in the source's order of memory.
+
+    Args:
+        name: of the stored tensor.
+        axes: (size, source stride, target stride).
+        source_offset: of the first element.
+        target_offset: of the first element.
+    """
     merged: list[tuple[int, int, int]] = []
-    for size, source, target in axes:
+    for size, source, target in sorted((a for a in axes if a[0] != 1), key=lambda a: -a[1]):
         if merged:
             outer = merged[-1]
             if outer[1] == source * size and outer[2] == target * size:
                 merged[-1] = (outer[0] * size, source, target)
                 continue
         merged.append((size, source, target))
-    merged = merged or [(1, 1, 1)]
-    start = sum(s * t for s, t in zip(piece.starts, target_strides, strict=True))
-    shape, sources, targets = (tuple(column) for column in zip(*merged, strict=True))
-    return Move(name, shape, sources, piece.offset, targets, start)
+    shape, sources, targets = (
+        tuple(column) for column in zip(*(merged or [(1, 1, 1)]), strict=True)
+    )
+    return Move(name, shape, sources, source_offset, targets, target_offset)
+
+
+def inverse(move: Move, name: str) -> Move:
+    """The same elements moved the other way, out of the tensor called ``name``."""
+    axes = list(zip(move.shape, move.target_strides, move.source_strides, strict=True))
+    return coalesced(name, axes, move.target_offset, move.source_offset)

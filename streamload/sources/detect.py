@@ -173,13 +173,14 @@ def _opener(path: str) -> Callable[..., Source]:
         start = file.read(0, min(64, file.size_bytes))
     finally:
         file.close()
-    is_torch = start[:4] == b"PK\x03\x04" or start[:1] == b"\x80"
+    # The length before a safetensors header may begin with any byte, a pickle's 0x80 included.
+    looks_safe = start[8:9] == b"{"
+    is_torch = not looks_safe and start.startswith((b"PK\x03\x04", b"\x80"))
     if is_torch and path.lower().endswith(".safetensors"):
         raise CheckpointError(
             "is a pickle-based torch file under a .safetensors name; it is not opened", path=path
         )
     claims_torch = path.lower().endswith(_TORCH_ENDINGS)
-    looks_safe = start[8:9] == b"{"
     if is_torch or (claims_torch and not looks_safe and not describe_text(start)):
         from streamload.sources.torch_zip import open_torch
 

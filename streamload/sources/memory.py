@@ -1,4 +1,4 @@
-"""A checkpoint made of tensors in memory: for tests, and for users with a ``state_dict``."""
+"""A checkpoint made of tensors in memory: for tests, for a ``state_dict``, for exports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from streamload.dtypes import BY_TORCH_NAME
 from streamload.errors import CheckpointError, ReadError
 from streamload.sources.base import SourceBase
-from streamload.specs import Catalog, Extent, TensorSpec
+from streamload.specs import Catalog, Extent, TensorSpec, contiguous_strides
 
 if TYPE_CHECKING:
     import torch
@@ -19,8 +19,8 @@ __all__ = ["MemorySource"]
 class MemorySource(SourceBase):
     """Tensors by stored name, read in blocks like any file.
 
-    The tensors are the caller's: they are never written to, and must not change meanwhile.
-    Tensors that are not contiguous are kept as contiguous copies.
+    The tensors are the caller's: none is copied or written to, and they must not change
+    meanwhile. Those that are not dense CPU memory (slices, other devices) are read whole.
     """
 
     def __init__(
@@ -31,18 +31,8 @@ class MemorySource(SourceBase):
         path: str = "<memory>",
     ) -> None:
         self.path = path
-        self._tensors: dict[str, torch.Tensor] = {}
-        specs: dict[str, TensorSpec] = {}
-        for name, tensor in tensors.items():
-            kept = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-            dtype = BY_TORCH_NAME.get(str(kept.dtype).removeprefix("torch."))
-            if dtype is None:
-                raise CheckpointError(f"dtype {kept.dtype} is unknown", path=path, tensor=name)
-            nbytes = kept.numel() * kept.element_size()
-            self._tensors[name] = kept
-            specs[name] = TensorSpec(
-                name, dtype.name, tuple(kept.shape), path, Extent(name, 0, nbytes)
-            )
+        self._tensors = {name: tensor.detach() for name, tensor in tensors.items()}
+        specs = {name: _spec(name, tensor, path) for name, tensor in self._tensors.items()}
         self.catalog = Catalog(specs, dict(metadata or {}))
 
     def read_into(self, extent: Extent, buffer: memoryview, *, tensor: str | None = None) -> None:
@@ -60,5 +50,40 @@ class MemorySource(SourceBase):
         buffer[:] = part
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A copy of the tensor."""
-        return self._tensors[name].clone()
+        """A contiguous copy of the tensor in host memory."""
+        import torch
+
+        held = self._tensors[name].resolve_conj().resolve_neg()
+        return torch.empty(held.shape, dtype=held.dtype).copy_(held)
+
+
+def _spec(name: str, tensor: torch.Tensor, path: str) -> TensorSpec:
+    dtype = BY_TORCH_NAME.get(str(tensor.dtype).removeprefix("torch."))
+    if dtype is None:
+        raise CheckpointError(f"dtype {tensor.dtype} is unknown", path=path, tensor=name)
+    shape = tuple(tensor.shape)
+    if not _is_dense(tensor):
+        return TensorSpec(name, dtype.name, shape, path)
+    nbytes = tensor.numel() * tensor.element_size()
+    strides = None if tensor.is_contiguous() else tensor.stride()
+    if strides == contiguous_strides(shape):
+        strides = None
+    return TensorSpec(name, dtype.name, shape, path, Extent(name, 0, nbytes), strides)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """True if the elements fill a run of host memory, each once, in some order."""
+    import torch
+
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        return False
+    if tensor.is_conj() or tensor.is_neg():
+        return False
+    step = 1
+    for stride, size in sorted(
+        (s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1
+    ):
+        if stride != step:
+            return tensor.numel() == 0
+        step *= size
+    return True

@@ -1,0 +1,149 @@
+"""The way back: which published tensors a module gives, and from where. Pure, as ``build``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from streamload.dtypes import BY_NAME, DType
+from streamload.mapping.layout import Layout, LayoutError, inverse
+from streamload.mapping.rules import NameMap, Rule
+from streamload.planning.problems import listed
+from streamload.planning.records import Plan, PlannedTensor, PlanOptions, Targets
+from streamload.report import LoadedTensor, LoadReport
+from streamload.specs import Move, Shape, TensorSpec, contiguous_strides, numel
+
+__all__ = ["build_export_plan"]
+
+
+@dataclass
+class _Draft:
+    stored: Mapping[str, TensorSpec]
+    options: PlanOptions
+    placed: list[PlannedTensor] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
+    problems: list[str] = field(default_factory=list)
+
+
+def build_export_plan(
+    stored: Mapping[str, TensorSpec],
+    name_map: NameMap | None,
+    targets: Targets,
+    options: PlanOptions,
+    *,
+    source: str = "",
+) -> Plan:
+    """Plan an export.
+
+    Args:
+        stored: the module's real tensors by every name, with the strides they have.
+        name_map: walked backwards; None gives the module's own names.
+        targets: the module's tensors; ties are exported once, under the first name.
+        options: ``dtype`` and the sizes of blocks are used.
+        source: what is exported, for messages.
+    """
+    draft = _Draft(stored, options)
+    first_name = {name: spec.names[0] for spec in targets.specs for name in spec.names}
+    persistent = [s for s in targets.specs if s.persistent]
+    wanted = [s for s in persistent if not s.is_meta]
+    draft.problems += [
+        f"{s.names[0]!r} is on the meta device: it has no values to export"
+        for s in persistent
+        if s.is_meta
+    ]
+    if name_map is None:
+        for spec in wanted:
+            _plain(draft, spec.names[0])
+    else:
+        _walk(draft, name_map, first_name)
+        left = [s.names[0] for s in wanted if not draft.used.intersection(s.names)]
+        if left:
+            draft.problems.append(f"the name table has no place for {listed(map(repr, left))}")
+    report = LoadReport(
+        source=source,
+        model_type=name_map.model_type if name_map else None,
+        dtype=options.dtype.torch_name if options.dtype else None,
+        loaded=tuple(_entry(t) for t in draft.placed),
+        problems=tuple(draft.problems),
+    )
+    return Plan(tuple(draft.placed), (), report, options, stored)
+
+
+def _plain(draft: _Draft, name: str) -> None:
+    spec = draft.stored[name]
+    layout = Layout.whole(0, spec.shape, spec.strides)
+    draft.placed.append(_planned(draft, name, (name,), spec.shape, layout.moves((name,)), ""))
+
+
+def _walk(draft: _Draft, name_map: NameMap, first_name: Mapping[str, str]) -> None:
+    """Every rule whose targets the module has; an alias of a tie already written is left out."""
+    written: set[str] = set()
+    for rule, layer in name_map.expand():
+        locals_ = tuple(template.fill(layer=layer) for template in rule.target_templates)
+        if not locals_ or not all(name in draft.stored for name in locals_):
+            continue
+        primary = {first_name.get(name, name) for name in locals_}
+        if rule.optional and primary <= written:
+            draft.used.update(locals_)
+            continue
+        if rule.by_rank:
+            draft.problems.append(f"{', '.join(locals_)}: partitions cannot be exported to")
+            continue
+        written |= primary
+        draft.used.update(locals_)
+        _go_back(draft, rule, layer, locals_)
+
+
+def _go_back(draft: _Draft, rule: Rule, layer: int | None, locals_: tuple[str, ...]) -> None:
+    shapes = [draft.stored[name].shape for name in locals_]
+    published = [template.fill(layer=layer) for template in rule.source_templates]
+    try:
+        wanted = rule.transform.source_shapes(shapes)
+        layouts = rule.transform.forward(
+            [Layout.whole(i, shape) for i, shape in enumerate(wanted)], list(shapes)
+        )
+    except LayoutError as error:
+        draft.problems.append(f"{', '.join(map(repr, locals_))} cannot be exported: {error}")
+        return
+    moves: dict[str, list[Move]] = {name: [] for name in published}
+    for name, layout in zip(locals_, layouts, strict=True):
+        strides = draft.stored[name].strides or contiguous_strides(layout.shape)
+        for move in layout.moves(published, strides):
+            moves[move.stored_name].append(inverse(move, name))
+    for name, shape in zip(published, wanted, strict=True):
+        draft.placed.append(
+            _planned(draft, name, locals_, shape, tuple(moves[name]), rule.transform.label)
+        )
+
+
+def _planned(
+    draft: _Draft,
+    name: str,
+    sources: tuple[str, ...],
+    shape: Shape,
+    moves: tuple[Move, ...],
+    label: str,
+) -> PlannedTensor:
+    stored = BY_NAME[draft.stored[sources[0]].dtype]
+    return PlannedTensor(
+        name=name,
+        aliases=(),
+        sources=sources,
+        shape=shape,
+        strides=contiguous_strides(shape),
+        dtype=_cast(stored, draft.options.dtype).name,
+        stored_dtype=stored.name,
+        moves=moves if numel(shape) else (),
+        transform=label,
+    )
+
+
+def _cast(stored: DType, wanted: DType | None) -> DType:
+    return wanted if wanted is not None and stored.is_floating else stored
+
+
+def _entry(planned: PlannedTensor) -> LoadedTensor:
+    names = [BY_NAME[d].torch_name or d for d in (planned.stored_dtype, planned.dtype)]
+    return LoadedTensor(
+        planned.sources, planned.name, names[0], names[1], planned.shape, planned.transform
+    )

@@ -1,0 +1,1 @@
+"""Writes checkpoints: file layouts, atomic replacement, and the pipeline that fills them."""

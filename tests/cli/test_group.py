@@ -1,0 +1,138 @@
+"""The command line as a whole: help, lazy imports, completion, exit codes, one line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+COMMANDS = ["demo", "inspect", "plan", "load", "generate", "synth"]
+IMPORTED = """
+import sys
+from streamload.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    assert not end.code, end.code
+heavy = {"torch", "numpy", "rich", "transformers", "tokenizers"} & sys.modules.keys()
+print(sorted(heavy), file=sys.stderr)
+"""
+
+
+def heavy_imports(*args):
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED, *args], capture_output=True, text=True, check=True
+    )
+    return done.stderr.strip()
+
+
+def test_help_lists_every_command(run):
+    result = run("--help")
+    assert result.exit_code == 0
+    assert all(f"\n  {name} " in result.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_ends_with_an_example(run, name):
+    result = run(name, "--help")
+    assert result.exit_code == 0
+    assert f"Example: streamload {name}" in result.stdout.strip().split("\n\n")[-1]
+    assert "--json" in result.stdout
+
+
+def test_help_and_inspect_import_nothing_heavy(tiny):
+    assert heavy_imports("--help") == "[]"
+    assert heavy_imports("inspect", tiny) == "[]"
+    assert heavy_imports("inspect", tiny, "--json") == "[]"
+    assert heavy_imports("synth", "--help") == "[]"
+
+
+def test_help_and_inspect_are_quick(spawn, tiny):
+    for args, limit_s in ((("--help",), 0.25), (("inspect", tiny), 0.4)):
+        best = min(timed(spawn, *args) for _ in range(5))
+        assert best < limit_s
+
+
+def timed(spawn, *args):
+    start = time.perf_counter()
+    assert spawn(*args).returncode == 0
+    return time.perf_counter() - start
+
+
+def test_shell_completion_knows_the_commands(spawn):
+    env = {
+        "_STREAMLOAD_COMPLETE": "bash_complete",
+        "COMP_WORDS": "streamload in",
+        "COMP_CWORD": "1",
+    }
+    assert "plain,inspect" in spawn(env=env).stdout
+    assert "_STREAMLOAD_COMPLETE" in spawn(env={"_STREAMLOAD_COMPLETE": "bash_source"}).stdout
+
+
+def test_wrong_usage_is_2(run):
+    for args in (("frobnicate",), ("inspect",), ("load", "x", "--mode", "fly"), ("--nope",)):
+        assert run(*args).exit_code == 2
+
+
+def test_a_path_that_is_not_there_is_one_line_and_1(spawn, tmp_path):
+    for command in ("inspect", "plan", "load"):
+        done = spawn(command, tmp_path / "no where")
+        assert done.returncode == 1
+        assert done.stdout == ""
+        assert done.stderr.count("\n") == 1
+        assert done.stderr.startswith("streamload: error: ")
+        assert "no where" in done.stderr
+
+
+def test_json_of_a_failure_is_on_stdout_and_the_line_on_stderr(run, tmp_path):
+    result = run("inspect", tmp_path / "nowhere", "--json")
+    assert result.exit_code == 1
+    failure = json.loads(result.stdout)
+    assert failure["ok"] is False
+    assert "nowhere" in failure["error"]
+    assert result.stderr == f"streamload: error: {failure['error']}\n"
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_traceback_on_request(run, tmp_path, where):
+    args = ["inspect", tmp_path / "nowhere"]
+    args = ["--traceback", *args] if where == "before" else [*args, "--traceback"]
+    result = run(*args)
+    assert "Traceback (most recent call last)" in result.stderr
+    assert result.exit_code == 1
+    assert "Traceback" not in run("inspect", tmp_path / "nowhere").stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_ctrl_c_is_130_and_leaves_no_file(tmp_path):
+    target = tmp_path / "big"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "streamload", "synth", "mistral-7b", target, "--layers", "1"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 30
+    while not target.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors == "streamload: error: interrupted\n"
+    assert not target.exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX pipes")
+def test_a_reader_that_goes_away_is_quiet(tiny):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "streamload", "inspect", tiny, "--all"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    process.wait(timeout=30)

@@ -1,0 +1,103 @@
+"""``streamload inspect``: listings from headers, statistics of one tensor."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+
+def test_listing_folds_blocks(run, tiny):
+    result = run("inspect", tiny)
+    assert result.exit_code == 0
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["wte.weight", "F32", "[320,", "64]", "80.0", "KiB"] in lines
+    assert ["h.0…h.1", "\N{MULTIPLICATION SIGN}2", "422.5", "KiB"] in lines
+    assert ["attn.c_attn.weight", "F32", "[64,", "192]", "48.0", "KiB"] in lines
+    assert "30 tensors, 132,864 elements, 519.0 KiB in 1 file" in result.stdout
+    assert "metadata: format=pt" in result.stdout
+    assert result.stderr == ""
+
+
+def test_all_lists_every_name(run, tiny):
+    out = run("inspect", tiny, "--all").stdout
+    names = load_file(f"{tiny}/model.safetensors")
+    assert all(f"\n{name} " in out for name in names)
+
+
+def test_json(run, tiny):
+    result = json.loads(run("inspect", tiny, "--json").stdout)
+    assert result["ok"] is True
+    assert result["totals"] == {
+        "tensors": 30,
+        "elements": 132_864,
+        "nbytes": 531_456,
+        "nbytes_by_dtype": {"F32": 531_456},
+    }
+    assert result["metadata"] == {"format": "pt"}
+    first = result["tensors"][0]
+    assert (first["name"], first["dtype"], first["shape"]) == ("wte.weight", "F32", [320, 64])
+    assert list(result["files"].values()) == [531_456]
+
+
+def test_output_is_plain_when_piped(spawn, tiny):
+    assert "\x1b" not in spawn("inspect", tiny, env={"FORCE_COLOR": "1"}).stdout
+
+
+def test_one_tensor(run, tiny):
+    expected = load_file(f"{tiny}/model.safetensors")["wte.weight"].double()
+    facts = json.loads(run("inspect", tiny, "wte.weight", "--json").stdout)
+    assert facts["shape"] == [320, 64]
+    assert facts["min"] == expected.min().item()
+    assert facts["mean"] == pytest.approx(expected.mean().item())
+    assert facts["std"] == pytest.approx(expected.std(correction=0).item())
+    assert facts["values"][:6] == expected.flatten()[:6].tolist()
+    assert facts["values"][-1] == expected.flatten()[-1].item()
+    assert facts["values_left_out"] == 320 * 64 - 12
+    text = run("inspect", tiny, "wte.weight").stdout
+    assert "F32 [320, 64], 80.0 KiB" in text
+    assert "… 20,468 more …" in text
+
+
+def test_statistics_over_several_blocks(run, tmp_path):
+    values = torch.randn(3 << 20, generator=torch.Generator().manual_seed(0)) + 1000
+    save_file({"x": values}, tmp_path / "x.safetensors")
+    facts = json.loads(run("inspect", tmp_path / "x.safetensors", "x", "--json").stdout)
+    assert facts["mean"] == pytest.approx(values.double().mean().item(), rel=1e-12)
+    assert facts["std"] == pytest.approx(np.std(values.double().numpy()), rel=1e-9)
+
+
+def test_odd_values(run, tmp_path):
+    nan, inf = float("nan"), float("inf")
+    save_file(
+        {
+            "odd": torch.tensor([0.0, nan, inf, -inf, 2.0], dtype=torch.bfloat16),
+            "none": torch.empty(0, 4),
+            "scalar": torch.tensor(7),
+            "flags": torch.tensor([True, False]),
+            "complex": torch.tensor([1 + 2j, 0j]),
+        },
+        tmp_path / "odd.safetensors",
+    )
+
+    def facts(name):
+        result = run("inspect", tmp_path / "odd.safetensors", name, "--json")
+        assert result.exit_code == 0
+        assert run("inspect", tmp_path / "odd.safetensors", name).exit_code == 0
+        return json.loads(result.stdout)
+
+    odd = facts("odd")
+    assert (odd["min"], odd["max"], odd["mean"], odd["std"]) == (0, 2, 1, 1)
+    assert (odd["nan"], odd["inf"], odd["zero"]) == (1, 2, 1)
+    assert odd["values"] == [0.0, "nan", "inf", "-inf", 2.0]
+    assert facts("none")["min"] is None
+    assert facts("scalar")["values"] == [7]
+    assert facts("flags")["mean"] == 0.5
+    assert facts("complex")["zero"] == 1
+
+
+def test_a_close_name_is_suggested(run, tiny):
+    result = run("inspect", tiny, "wte.weights")
+    assert result.exit_code == 1
+    assert "did you mean 'wte.weight'" in result.stderr
