@@ -64,6 +64,8 @@ def measure_load(
         "reason": watch.failure,
     }
     if not found["ok"]:
+        path = os.path.abspath(job.path)
+        found["reason"] = (watch.failure or "ended early").replace(path, os.path.basename(path))
         return found
     file_bytes = sum(entry.nbytes for entry in job.entries.values())
     total_s = used["load_s"] + used["first_use_s"]
@@ -225,4 +227,7 @@ def _reason(code: int, errors: bytes, limit_bytes: int | None) -> str:
         return f"killed by signal {-code}"
     lines = [line.strip() for line in errors.decode(errors="replace").splitlines()]
     last = next((line for line in reversed(lines) if line), f"exit code {code}")
+    kind, colon, text = last.partition(": ")
+    if " " not in kind:  # an exception, by its full name
+        last = kind.rpartition(".")[2] + colon + text
     return last if len(last) <= 160 else last[:157] + "..."

@@ -113,6 +113,8 @@ def check(stored: dict[str, Any], job: Job) -> str:
 
 
 def _find(stored: dict[str, Any], name: str) -> Any:
+    if name == "embed_out.weight" and name not in stored:  # GPT-NeoX's head, as it was once called
+        name = "lm_head.weight"
     for wrapper in ("", "transformer.", "model.", "gpt_neox."):
         if wrapper + name in stored:
             return stored[wrapper + name]

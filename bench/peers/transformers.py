@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 LABEL = "transformers"
-DELIVERS = "module, stored layout (Conv1D)"
+DELIVERS = "module, stored layout"
 IMPORTS = ("torch", "transformers")
 
 
