@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from typing_extensions import Unpack
 
-from streamload.configuration import config_of, find_config
+from streamload.configuration import config_beside, find_config
 from streamload.engine.execute import Execution, execute
 from streamload.engine.lanes import lane_for
 from streamload.errors import PlanError
@@ -67,7 +67,7 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
         ReadError: reading failed midway.
     """
     settings = settings_from(options)
-    with open_checkpoint(path) as source:
+    with open_checkpoint(path, layers=settings.layers) as source:
         built = _build(source, settings)
         report = _load_open(
             built.model,
@@ -112,7 +112,7 @@ def load_into(
         As ``load``.
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
-    with open_checkpoint(path) as source:
+    with open_checkpoint(path, layers=settings.layers) as source:
         return _load_open(
             module,
             source,
@@ -138,7 +138,7 @@ def load_state_dict(
         **options: see LoadOptions.
     """
     settings = settings_from(options)
-    with open_checkpoint(path) as source:
+    with open_checkpoint(path, layers=settings.layers) as source:
         mapper = _mapper(mapping, _config_for(mapping, source), source, None, settings)
         made = build_plan(source.catalog, mapper, None, settings.plan_options(), source=source.path)
         made.raise_if_refused()
@@ -166,14 +166,14 @@ def plan(
         ``.ok``, ``.problems``, ``.report`` (all lists) and ``.memory`` (needed, available).
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
-    with open_checkpoint(path) as source:
+    with open_checkpoint(path, layers=settings.layers) as source:
         return _plan_open(module, source, settings, _config_for(mapping, source), mapping)
 
 
 def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Plan:
     """What ``load`` would do; reads headers only."""
     settings = settings_from(options)
-    with open_checkpoint(path) as source:
+    with open_checkpoint(path, layers=settings.layers) as source:
         built = _build(source, settings)
         made = _plan_open(built.model, source, built.settings, built.file_config, "auto")
     notices = (*built.notices, *made.report.notices)
@@ -259,7 +259,7 @@ def _build(source: Source, settings: Settings) -> _Built:
 
 def _config_for(mapping: str | Mapper, source: Source) -> dict[str, Any] | None:
     """The configuration, which a mapping of the caller's own does not need."""
-    return config_of(source)[0] if isinstance(mapping, str) else None
+    return config_beside(source) if isinstance(mapping, str) else None
 
 
 def _mapper(
