@@ -129,3 +129,13 @@ def test_a_config_that_does_not_suffice_leaves_the_other_tables():
     assert only.rules[0].sources == ("model.embed_tokens.weight",)
     (only,) = mappings_for("gpt_neox", {})
     assert only.rules[0].sources == ("gpt_neox.embed_in.weight",)
+
+
+def test_a_partition_that_lacks_a_tensor_is_named():
+    _, config, model = case("gpt_neox-bare")
+    table = mappings_for("gpt_neox", config)[1]
+    targets = targets_of(model)
+    lacking = "layer_3.model_1.mlp.dense_4h_to_h.bias"
+    tensors = {n: s for n, s in stored_by(table, targets).items() if n != lacking}
+    (problem,) = build_plan(Catalog(tensors), table, targets, PlanOptions()).problems
+    assert repr(lacking) in problem
