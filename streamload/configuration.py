@@ -6,16 +6,13 @@ import os
 from typing import Any
 
 from streamload.errors import CheckpointError, CheckpointNotFoundError
-from streamload.mapping.meta_config import config_from_params
 from streamload.mapping.registry import known_model_types
 from streamload.sources.base import Source
 from streamload.sources.detect import folder_of
 from streamload.sources.files import OpenFile
 from streamload.sources.header import loads_strictly
-from streamload.sources.neox import NeoXRawSource
-from streamload.sources.neox_config import neox_config
 
-__all__ = ["config_beside", "find_config", "read_config"]
+__all__ = ["config_of", "find_config", "read_config"]
 
 _MAX_CONFIG_BYTES = 16 << 20
 
@@ -47,24 +44,26 @@ def _read_object(config_path: str) -> dict[str, Any] | None:
     return config
 
 
-def config_beside(source: Source) -> dict[str, Any] | None:
-    """The configuration that comes with a checkpoint, if any.
+def config_of(source: Source) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    """What is known of the model beside a checkpoint, and notices; None if nothing is.
 
     Raises:
-        CheckpointError: there is one, and it cannot be used.
+        CheckpointError: there is a configuration, and it cannot be used.
     """
-    return _config_of(source)[0]
+    from streamload.sources.neox import NeoXRawSource
 
+    if not isinstance(source, NeoXRawSource):
+        config = read_config(source.path)
+        return (config, ()) if config is not None else _from_params(source)
+    from streamload.sources.neox_config import neox_config
 
-def _config_of(source: Source) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-    if isinstance(source, NeoXRawSource):
-        return neox_config(source.path, source)
-    config = read_config(source.path)
-    return (config, ()) if config is not None else _from_params(source)
+    return neox_config(source.path, source)
 
 
 def _from_params(source: Source) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
     """Meta's ``params.json``; one that is not for these files is as if it was not there."""
+    from streamload.mapping.meta_config import config_from_params
+
     params_path = os.path.join(folder_of(source.path), "params.json")
     params = _read_object(params_path)
     if params is None or "n_layers" not in params:
@@ -81,7 +80,7 @@ def find_config(source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:
     Raises:
         CheckpointError: there is none, or its model type has no model here.
     """
-    config, notices = _config_of(source)
+    config, notices = config_of(source)
     if config is None:
         guessed = _guess_gpt2(source)
         if guessed is None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from typing_extensions import Unpack
 
-from streamload.configuration import config_beside, find_config
+from streamload.configuration import config_of, find_config
 from streamload.engine.execute import Execution, execute
 from streamload.engine.lanes import lane_for
 from streamload.errors import PlanError
@@ -259,7 +259,7 @@ def _build(source: Source, settings: Settings) -> _Built:
 
 def _config_for(mapping: str | Mapper, source: Source) -> dict[str, Any] | None:
     """The configuration, which a mapping of the caller's own does not need."""
-    return config_beside(source) if isinstance(mapping, str) else None
+    return config_of(source)[0] if isinstance(mapping, str) else None
 
 
 def _mapper(
