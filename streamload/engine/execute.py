@@ -163,7 +163,7 @@ def _stream(
                 run.notices += reduce_into(plan, source, planned, targets[planned.name])
     moved = [t for t in tensors if not t.reduces]
     numbers = {t.name: i for i, t in enumerate(moved)}
-    sinks = [Sink(targets[t.name]) for t in moved]
+    sinks = [Sink(targets[t.name], is_fresh=t.is_new) for t in moved]
     queue = JobQueue(jobs_of(plan, moved, numbers))
     crew = Crew(source, lane, queue, sinks, done=counter.add, release=release)
     crew.run(_crew_size(plan, moved), tick=counter.tell)

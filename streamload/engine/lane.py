@@ -23,10 +23,12 @@ class Sink:
 
     Attributes:
         tensor: the destination, owned by the caller; strides as planned.
+        is_fresh: nothing was ever written to its memory.
         overflows: finite stored values that became infinite by the cast, so far.
     """
 
     tensor: torch.Tensor
+    is_fresh: bool = False
     overflows: int = 0
 
 
