@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from streamload.configuration import find_config, read_config
 from streamload.engine.reduce import compare
-from streamload.errors import CheckpointError, PlanError, WriteError
+from streamload.errors import CheckpointError, WriteError
 from streamload.memory import PeakSampler
 from streamload.options import settings_from
 from streamload.planning.conversion import Conversion, plan_conversion
