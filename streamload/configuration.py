@@ -11,8 +11,10 @@ from streamload.sources.base import Source
 from streamload.sources.detect import folder_of
 from streamload.sources.files import OpenFile
 from streamload.sources.header import loads_strictly
+from streamload.sources.neox import NeoXRawSource
+from streamload.sources.neox_config import neox_config
 
-__all__ = ["find_config", "read_config"]
+__all__ = ["config_beside", "find_config", "read_config"]
 
 _MAX_CONFIG_BYTES = 16 << 20
 
@@ -41,12 +43,21 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     return config
 
 
+def config_beside(source: Source) -> dict[str, Any] | None:
+    """The configuration that comes with a checkpoint, if any."""
+    if isinstance(source, NeoXRawSource):
+        return neox_config(source.path, source)[0]
+    return read_config(source.path)
+
+
 def find_config(source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The configuration of a checkpoint from which a model is to be built, and notices about it.
 
     Raises:
         CheckpointError: there is none, or its model type has no model here.
     """
+    if isinstance(source, NeoXRawSource):
+        return neox_config(source.path, source)
     config = read_config(source.path)
     if config is None:
         guessed = _guess_gpt2(source)

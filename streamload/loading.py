@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from typing_extensions import Unpack
 
-from streamload.configuration import find_config, read_config
+from streamload.configuration import config_beside, find_config
 from streamload.engine.execute import Execution, execute
 from streamload.engine.lanes import lane_for
 from streamload.errors import PlanError
@@ -67,7 +67,7 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
         ReadError: reading failed midway.
     """
     settings = settings_from(options)
-    with open_checkpoint(path) as source:
+    with open_checkpoint(path, layers=settings.layers) as source:
         model, config, settings, notices = _build(source, settings)
         report = _load_open(model, source, settings, config=config, mapping="auto", on_assign=None)
     report = replace(report, notices=(*notices, *report.notices))
@@ -105,12 +105,12 @@ def load_into(
         As ``load``.
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
-    with open_checkpoint(path) as source:
+    with open_checkpoint(path, layers=settings.layers) as source:
         return _load_open(
             module,
             source,
             settings,
-            config=read_config(path),
+            config=config_beside(source),
             mapping=mapping,
             on_assign=on_assign,
         )
@@ -131,8 +131,8 @@ def load_state_dict(
         **options: see LoadOptions.
     """
     settings = settings_from(options)
-    with open_checkpoint(path) as source:
-        mapper = _mapper(mapping, read_config(path), source, None, settings)
+    with open_checkpoint(path, layers=settings.layers) as source:
+        mapper = _mapper(mapping, config_beside(source), source, None, settings)
         made = build_plan(source.catalog, mapper, None, settings.plan_options(), source=source.path)
         made.raise_if_refused()
         check_memory(made, settings)
@@ -159,14 +159,14 @@ def plan(
         ``.ok``, ``.problems``, ``.report`` (all lists) and ``.memory`` (needed, available).
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
-    with open_checkpoint(path) as source:
-        return _plan_open(module, source, settings, read_config(path), mapping)
+    with open_checkpoint(path, layers=settings.layers) as source:
+        return _plan_open(module, source, settings, config_beside(source), mapping)
 
 
 def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Plan:
     """What ``load`` would do; reads headers only."""
     settings = settings_from(options)
-    with open_checkpoint(path) as source:
+    with open_checkpoint(path, layers=settings.layers) as source:
         model, config, settings, notices = _build(source, settings)
         made = _plan_open(model, source, settings, config, "auto")
     return replace(made, report=replace(made.report, notices=(*notices, *made.report.notices)))
