@@ -11,10 +11,8 @@ from streamload.sources.base import Source
 from streamload.sources.detect import folder_of
 from streamload.sources.files import OpenFile
 from streamload.sources.header import loads_strictly
-from streamload.sources.neox import NeoXRawSource
-from streamload.sources.neox_config import neox_config
 
-__all__ = ["config_beside", "find_config", "read_config"]
+__all__ = ["config_of", "find_config", "read_config"]
 
 _MAX_CONFIG_BYTES = 16 << 20
 
@@ -25,7 +23,10 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     Raises:
         CheckpointError: it is not a JSON object.
     """
-    config_path = os.path.join(folder_of(path), "config.json")
+    return _read_object(os.path.join(folder_of(path), "config.json"))
+
+
+def _read_object(config_path: str) -> dict[str, Any] | None:
     try:
         file = OpenFile(config_path)
     except CheckpointNotFoundError:
@@ -43,11 +44,34 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     return config
 
 
-def config_beside(source: Source) -> dict[str, Any] | None:
-    """The configuration that comes with a checkpoint, if any."""
-    if isinstance(source, NeoXRawSource):
-        return neox_config(source.path, source)[0]
-    return read_config(source.path)
+def config_of(source: Source) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    """What is known of the model beside a checkpoint, and notices; None if nothing is.
+
+    Raises:
+        CheckpointError: there is a configuration, and it cannot be used.
+    """
+    from streamload.sources.neox import NeoXRawSource
+
+    if not isinstance(source, NeoXRawSource):
+        config = read_config(source.path)
+        return (config, ()) if config is not None else _from_params(source)
+    from streamload.sources.neox_config import neox_config
+
+    return neox_config(source.path, source)
+
+
+def _from_params(source: Source) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    """Meta's ``params.json``; one that is not for these files is as if it was not there."""
+    from streamload.mapping.meta_config import config_from_params
+
+    params_path = os.path.join(folder_of(source.path), "params.json")
+    params = _read_object(params_path)
+    if params is None or "n_layers" not in params:
+        return None, ()
+    try:
+        return config_from_params(params, source.catalog)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(str(error), path=params_path) from error
 
 
 def find_config(source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -56,9 +80,7 @@ def find_config(source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:
     Raises:
         CheckpointError: there is none, or its model type has no model here.
     """
-    if isinstance(source, NeoXRawSource):
-        return neox_config(source.path, source)
-    config = read_config(source.path)
+    config, notices = config_of(source)
     if config is None:
         guessed = _guess_gpt2(source)
         if guessed is None:
@@ -76,7 +98,7 @@ def find_config(source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:
             "streamload.load_into",
             path=source.path,
         )
-    return config, ()
+    return config, notices
 
 
 def _guess_gpt2(source: Source) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from typing_extensions import Unpack
 
-from streamload.configuration import config_beside, find_config
+from streamload.configuration import config_of, find_config
 from streamload.engine.execute import Execution, execute
 from streamload.engine.lanes import lane_for
 from streamload.errors import PlanError
@@ -68,12 +68,19 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
     """
     settings = settings_from(options)
     with open_checkpoint(path, layers=settings.layers) as source:
-        model, config, settings, notices = _build(source, settings)
-        report = _load_open(model, source, settings, config=config, mapping="auto", on_assign=None)
-    report = replace(report, notices=(*notices, *report.notices))
+        built = _build(source, settings)
+        report = _load_open(
+            built.model,
+            source,
+            built.settings,
+            config=built.file_config,
+            mapping="auto",
+            on_assign=None,
+        )
+    report = replace(report, notices=(*built.notices, *report.notices))
     # What an export writes as config.json: the model's own configuration has not all fields.
-    model.published_config = config  # type: ignore[assignment]
-    return Loaded(model.eval(), report, config)
+    built.model.published_config = built.config  # type: ignore[assignment]
+    return Loaded(built.model.eval(), report, built.config)
 
 
 def load_into(
@@ -110,7 +117,7 @@ def load_into(
             module,
             source,
             settings,
-            config=config_beside(source),
+            config=_config_for(mapping, source),
             mapping=mapping,
             on_assign=on_assign,
         )
@@ -132,7 +139,7 @@ def load_state_dict(
     """
     settings = settings_from(options)
     with open_checkpoint(path, layers=settings.layers) as source:
-        mapper = _mapper(mapping, config_beside(source), source, None, settings)
+        mapper = _mapper(mapping, _config_for(mapping, source), source, None, settings)
         made = build_plan(source.catalog, mapper, None, settings.plan_options(), source=source.path)
         made.raise_if_refused()
         check_memory(made, settings)
@@ -160,16 +167,17 @@ def plan(
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
     with open_checkpoint(path, layers=settings.layers) as source:
-        return _plan_open(module, source, settings, config_beside(source), mapping)
+        return _plan_open(module, source, settings, _config_for(mapping, source), mapping)
 
 
 def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Plan:
     """What ``load`` would do; reads headers only."""
     settings = settings_from(options)
     with open_checkpoint(path, layers=settings.layers) as source:
-        model, config, settings, notices = _build(source, settings)
-        made = _plan_open(model, source, settings, config, "auto")
-    return replace(made, report=replace(made.report, notices=(*notices, *made.report.notices)))
+        built = _build(source, settings)
+        made = _plan_open(built.model, source, built.settings, built.file_config, "auto")
+    notices = (*built.notices, *made.report.notices)
+    return replace(made, report=replace(made.report, notices=notices))
 
 
 def iter_tensors(
@@ -221,13 +229,23 @@ def _iterate(
             yield seen, tensor
 
 
-def _build(
-    source: Source, settings: Settings
-) -> tuple[nn.Module, dict[str, Any], Settings, tuple[str, ...]]:
+@dataclass(frozen=True)
+class _Built:
+    """An empty reference model; ``config`` is its own, ``file_config`` that of all layers."""
+
+    model: nn.Module
+    config: dict[str, Any]
+    file_config: dict[str, Any]
+    settings: Settings
+    notices: tuple[str, ...]
+
+
+def _build(source: Source, settings: Settings) -> _Built:
     """The empty reference model; of just the chosen layers if some are chosen."""
     from streamload.models.registry import build_model, select_layers
 
-    config, notices = find_config(source)
+    file_config, notices = find_config(source)
+    config = file_config
     try:
         if settings.layers is not None:
             config = select_layers(config, sorted(settings.layers))
@@ -236,7 +254,12 @@ def _build(
             model = build_model(config["model_type"], config)
     except (ValueError, TypeError) as error:
         raise PlanError(f"{source.path}: config.json: {error}") from error
-    return model, config, settings, notices
+    return _Built(model, config, file_config, settings, notices)
+
+
+def _config_for(mapping: str | Mapper, source: Source) -> dict[str, Any] | None:
+    """The configuration, which a mapping of the caller's own does not need."""
+    return config_of(source)[0] if isinstance(mapping, str) else None
 
 
 def _mapper(

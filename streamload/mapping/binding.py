@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from streamload.mapping.common import KNOWN_BUFFERS, layer_of
+from streamload.mapping.common import KNOWN_BUFFERS, KNOWN_RENAMES, layer_of
 from streamload.mapping.rules import KNOWN_WRAPPERS, NameMap, Rule, strip_wrappers
 from streamload.mapping.transforms import Identity, Transform
 from streamload.specs import TensorSpec
@@ -68,7 +68,8 @@ def bind_equal(stored: Mapping[str, TensorSpec], targets: Collection[str] | None
         if name in targets:
             assignments.append(_assign((name,), name))
             continue
-        fits = bare.get(strip_wrappers(name, _WRAPPERS), ())
+        plain = strip_wrappers(name, _WRAPPERS)
+        fits = bare.get(plain) or bare.get(KNOWN_RENAMES.get(plain, ""), [])
         if len(fits) == 1:
             assignments.append(_assign((name,), fits[0]))
         elif KNOWN_BUFFERS.find(name, len(spec.shape)):

@@ -1,4 +1,4 @@
-"""``mapping="auto"``: the architecture's table if it fits the module, else equal names."""
+"""``mapping="auto"``: a table of the architecture if one fits the module, else equal names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamload.mapping.binding import Binding, bind_equal, bind_table
-from streamload.mapping.registry import known_model_types, mapping_for
+from streamload.mapping.registry import known_model_types, mappings_for
 from streamload.mapping.rules import NameMap
 from streamload.specs import Catalog
 
@@ -20,31 +20,31 @@ def choose_mapper(
     *,
     prefix: str | None = None,
 ) -> NameMap | None:
-    """The table of the config's ``model_type``, or None for equal names.
+    """A table of the config's ``model_type``, or None for equal names.
 
-    The one that places more stored names wins, the table if both place as many; so a file that
-    already has the module's own names (a conversion to local names) is taken as it is.
+    The one that places most stored names wins; of equal ones the published names, then the other
+    tables, then equal names. So a file that already has the module's own names (a conversion to
+    local names) is taken as it is.
     """
-    table = _table(config)
-    if table is None:
+    tables = _tables(config)
+    if not tables:
         return None
     start = f"{prefix.rstrip('.')}." if prefix else ""
     stored = {n[len(start) :]: spec for n, spec in catalog.items() if n.startswith(start)}
-    wanted = table.target_names() if targets is None else set(targets)
-    by_table = _placed(bind_table(table, stored), wanted)
+    wanted = tables[0].target_names() if targets is None else set(targets)
+    counts = [_placed(bind_table(table, stored), wanted) for table in tables]
+    by_table = max(counts)
     by_name = _placed(bind_equal(stored, wanted), wanted)
-    return table if by_table >= by_name and (by_table or targets is None) else None
+    if by_table < by_name or (targets is not None and not by_table):
+        return None
+    return tables[counts.index(by_table)]
 
 
-def _table(config: Mapping[str, Any] | None) -> NameMap | None:
+def _tables(config: Mapping[str, Any] | None) -> tuple[NameMap, ...]:
     model_type = config.get("model_type") if config else None
     if config is None or model_type not in known_model_types():
-        return None
-    try:
-        return mapping_for(str(model_type), config)
-    except (KeyError, TypeError, ValueError):
-        # A config that cannot be followed does not stop a load by equal names.
-        return None
+        return ()
+    return mappings_for(str(model_type), config)
 
 
 def _placed(binding: Binding, wanted: set[str]) -> int:

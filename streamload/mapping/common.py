@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from streamload.mapping.rules import KNOWN_WRAPPERS, NameMap, Rule
 
-__all__ = ["KNOWN_BUFFERS", "layer_of"]
+__all__ = ["KNOWN_BUFFERS", "KNOWN_RENAMES", "layer_of"]
 
 # Matched only where the module itself has no such name.
 KNOWN_BUFFERS = NameMap(
@@ -19,6 +19,9 @@ KNOWN_BUFFERS = NameMap(
     ),
     wrappers=(*KNOWN_WRAPPERS, "gpt_neox"),
 )
+
+# GPT-NeoX's head: files have the older name, the newer classes of transformers the other.
+KNOWN_RENAMES = {"embed_out.weight": "lm_head.weight", "lm_head.weight": "embed_out.weight"}
 
 
 def layer_of(name: str) -> int | None:

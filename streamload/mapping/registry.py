@@ -1,17 +1,28 @@
-"""``model_type`` → the function that makes its table. A new architecture is one line here."""
+"""``model_type`` → the functions that make its tables. A new architecture is one line here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from streamload.mapping.gpt2 import gpt2_map
+from streamload.mapping.llama import llama_map, llama_meta_map
+from streamload.mapping.neox import neox_map, neox_raw_map
 from streamload.mapping.rules import NameMap
 
-__all__ = ["known_model_types", "mapping_for"]
+__all__ = ["known_model_types", "mapping_for", "mappings_for"]
 
-_TABLES: dict[str, Callable[[Mapping[str, Any]], NameMap]] = {
-    "gpt2": gpt2_map,
+_Table: TypeAlias = Callable[[Mapping[str, Any]], NameMap]
+_LLAMA = (llama_map, llama_meta_map)
+
+# The published names come first; the others are further forms that files of the type have.
+_TABLES: dict[str, tuple[_Table, ...]] = {
+    "gpt2": (gpt2_map,),
+    "gpt_neox": (neox_map, neox_raw_map),
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
 }
 
 
@@ -21,7 +32,7 @@ def known_model_types() -> tuple[str, ...]:
 
 
 def mapping_for(model_type: str, config: Mapping[str, Any]) -> NameMap:
-    """The table of an architecture.
+    """The table of an architecture's published names.
 
     Args:
         model_type: as in ``config.json``.
@@ -30,9 +41,29 @@ def mapping_for(model_type: str, config: Mapping[str, Any]) -> NameMap:
     Raises:
         ValueError: there is no table for ``model_type``.
     """
-    table = _TABLES.get(model_type)
-    if table is None:
+    return _tables(model_type)[0]({**config, "model_type": model_type})
+
+
+def mappings_for(model_type: str, config: Mapping[str, Any]) -> tuple[NameMap, ...]:
+    """All tables of an architecture that the configuration suffices for, published names first.
+
+    Raises:
+        ValueError: there is no table for ``model_type``.
+    """
+    made: list[NameMap] = []
+    for table in _tables(model_type):
+        try:
+            made.append(table({**config, "model_type": model_type}))
+        except (KeyError, TypeError, ValueError):
+            # A config that cannot be followed does not stop a load by other names.
+            continue
+    return tuple(made)
+
+
+def _tables(model_type: str) -> tuple[_Table, ...]:
+    tables = _TABLES.get(model_type)
+    if tables is None:
         raise ValueError(
             f"no name table for model_type {model_type!r}; known: {', '.join(known_model_types())}"
         )
-    return table(config)
+    return tables

@@ -136,7 +136,12 @@ def _finish(draft: Draft, binding: Binding, mapper: Mapper | None, source: str) 
         ignored=tuple(draft.stored[name].name for name in binding.ignored),
         tied=tied_groups(draft, mapper),
         problems=tuple(problems),
-        notices=(*draft.notices, *notices, *map_notices(draft)),
+        notices=(
+            *draft.notices,
+            *(mapper.notices if isinstance(mapper, NameMap) else ()),
+            *notices,
+            *map_notices(draft),
+        ),
         memory=MemoryReport(
             needed_bytes=needed_bytes(tensors, draft.stored, options),
             staging_bytes=staging_bytes(tensors, draft.stored, options),
