@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from streamload.configuration import config_beside, find_config
+from streamload.configuration import config_of, find_config
 from streamload.engine.reduce import compare
 from streamload.errors import CheckpointError, WriteError
 from streamload.memory import PeakSampler
@@ -101,9 +101,9 @@ def convert(
 
 def _config(source: Source) -> tuple[dict[str, object] | None, tuple[str, ...]]:
     """The checkpoint's configuration, guessed from shapes if need be; None if there is none."""
-    config = config_beside(source)
+    config, notices = config_of(source)
     if config is not None:
-        return dict(config), ()
+        return config, notices
     try:
         return find_config(source)
     except CheckpointError:
