@@ -23,6 +23,7 @@ _COMMANDS = {
     "load": "Load a checkpoint and print the report.",
     "generate": "Continue a text or a list of tokens.",
     "convert": "Write a checkpoint anew: cast, re-named, as safetensors.",
+    "verify": "Check a checkpoint's bytes and values, or compare it with another.",
     "cache": "List, verify or clear the converted copies that --cache keeps.",
     "synth": "Write a checkpoint of random weights in a published layout.",
 }
