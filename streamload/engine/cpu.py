@@ -123,14 +123,22 @@ class CpuWorker:
                 read(start, stop, memory_at(raw, 0, raw.numel()))
                 _cast(raw, panel[start - block.start : stop - block.start], first)
         for part in block.parts:
-            _view(sinks[part.target].tensor, part).copy_(
-                torch.as_strided(
-                    panel,
-                    part.shape,
-                    part.source_strides,
-                    panel.storage_offset() + part.source_offset,
-                )
-            )
+            _turn(panel, part, sinks[part.target].tensor)
+
+
+def _turn(panel: torch.Tensor, part: Part, tensor: torch.Tensor) -> None:
+    """Copy a part in the target's order of dimensions: torch's blocked transposition is taken
+    only if the target is the contiguous one of the two.
+    """
+    order = sorted(range(len(part.shape)), key=lambda d: -part.target_strides[d])
+    shape, source, target = (
+        tuple(values[d] for d in order)
+        for values in (part.shape, part.source_strides, part.target_strides)
+    )
+    start = tensor.storage_offset() + part.target_offset
+    view = torch.as_strided(tensor, shape, target, start)
+    start = panel.storage_offset() + part.source_offset
+    view.copy_(torch.as_strided(panel, shape, source, start))
 
 
 def refuse_odd_bools(values: torch.Tensor) -> None:
