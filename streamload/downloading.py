@@ -210,7 +210,7 @@ def _from_hub(
     # Its errors are of several families, which changed from release to release.
     failures = (OSError, ValueError, getattr(errors, "HTTPError", OSError))
     chosen: dict[str, Any] = {"repo_id": repo, "revision": revision, "local_dir": folder}
-    bars = {"tqdm_class": _quiet_bar()} if progress is None else {}
+    bars: dict[str, Any] = {"tqdm_class": _quiet_bar()} if progress is None else {}
     try:
         names = huggingface_hub.HfApi().list_repo_files(repo, revision=revision)
 
