@@ -3,6 +3,8 @@
 import json
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -359,6 +361,20 @@ class TestHub:
         monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
         with pytest.raises(MissingExtraError, match=r"streamload\[hub\]"):
             download("hf:org/name")
+
+    def test_the_real_client(self, tmp_path):
+        pytest.importorskip("huggingface_hub")
+        hidden = ("HF_", "HUGGINGFACE_", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.fake_hub", str(tmp_path)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={k: v for k, v in os.environ.items() if not k.startswith(hidden)},
+            cwd=os.path.dirname(os.path.dirname(__file__)),
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.stderr == "", "no progress bar without progress="
 
     def test_quiet(self):
         pytest.importorskip("huggingface_hub")
