@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +16,10 @@ from streamload.errors import CheckpointError
 from streamload.planning.records import PlannedTensor
 
 __all__ = ["Buffer", "CpuLane", "CpuWorker"]
+
+
+# Held while a sink's count is raised: several workers write one tensor.
+_COUNTING = threading.Lock()
 
 
 class Buffer:
@@ -111,7 +116,8 @@ class CpuWorker:
         many times; from staging torch's blocked transposition writes them once.
         """
         first = sinks[block.parts[0].target]
-        dtype = first.tensor.dtype
+        dtypes = {sinks[part.target].tensor.dtype for part in block.parts}
+        dtype = first.tensor.dtype if len(dtypes) == 1 else stored
         panel = self._panel.elements(block.stop - block.start, dtype)
         if dtype == stored:
             read(block.start, block.stop, memory_at(panel, 0, panel.numel()))
@@ -123,14 +129,7 @@ class CpuWorker:
                 read(start, stop, memory_at(raw, 0, raw.numel()))
                 _cast(raw, panel[start - block.start : stop - block.start], first)
         for part in block.parts:
-            _view(sinks[part.target].tensor, part).copy_(
-                torch.as_strided(
-                    panel,
-                    part.shape,
-                    part.source_strides,
-                    panel.storage_offset() + part.source_offset,
-                )
-            )
+            _copy_part(panel, part, sinks[part.target])
 
 
 def refuse_odd_bools(values: torch.Tensor) -> None:
@@ -156,4 +155,7 @@ def _copy_part(raw: torch.Tensor, part: Part, sink: Sink) -> None:
 def _cast(source: torch.Tensor, target: torch.Tensor, sink: Sink) -> None:
     target.copy_(source)
     if can_overflow(source.dtype, target.dtype):
-        sink.overflows += count_overflows(source, target)
+        lost = count_overflows(source, target)
+        if lost:
+            with _COUNTING:
+                sink.overflows += lost

@@ -24,10 +24,12 @@ class Sink:
     Attributes:
         tensor: the destination, owned by the caller; strides as planned.
         overflows: finite stored values that became infinite by the cast, so far.
+        touched: True once something may have been written.
     """
 
     tensor: torch.Tensor
     overflows: int = 0
+    touched: bool = False
 
 
 class LaneWorker(Protocol):
