@@ -1,10 +1,9 @@
-"""``load``, ``load_into``, ``load_state_dict``, ``plan``, ``iter_tensors``."""
+"""``load``, ``load_into``, ``load_state_dict``, ``plan``."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +13,8 @@ from typing_extensions import Unpack
 
 from streamload.configuration import config_of, find_config
 from streamload.engine.execute import Execution, execute
-from streamload.engine.lanes import lane_for
-from streamload.errors import PlanError
+from streamload.engine.lanes import lane_for, unusable
+from streamload.errors import PlanError, note_overwritten
 from streamload.mapping.binding import Mapper
 from streamload.mapping.choose import choose_mapper
 from streamload.memory import MemoryPeaks, PeakSampler
@@ -30,7 +29,6 @@ from streamload.weights import empty_weights
 
 __all__ = [
     "Loaded",
-    "iter_tensors",
     "load",
     "load_into",
     "load_state_dict",
@@ -141,6 +139,7 @@ def load_state_dict(
     with open_checkpoint(path) as source:
         mapper = _mapper(mapping, _config_for(mapping, source), source, None, settings)
         made = build_plan(source.catalog, mapper, None, settings.plan_options(), source=source.path)
+        made = _with_devices(made, settings)
         made.raise_if_refused()
         check_memory(made, settings)
         run = _execute(made, source, settings, {})
@@ -178,55 +177,6 @@ def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]
         made = _plan_open(built.model, source, built.settings, built.file_config, "auto")
     notices = (*built.notices, *made.report.notices)
     return replace(made, report=replace(made.report, notices=notices))
-
-
-def iter_tensors(
-    path: str | os.PathLike[str],
-    *,
-    names: Sequence[str] | None = None,
-    **options: Unpack[LoadOptions],
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """One tensor after the other in the file's order, under stored names.
-
-    Only the tensor at hand is in memory; each is the caller's own. Opened through
-    ``safetensors.safe_open`` where the file is of that kind.
-
-    Args:
-        path: see ``load``.
-        names: only these; each must be there.
-        **options: ``dtype``, ``device`` and ``prefix`` are used.
-
-    Raises:
-        PlanError: a name is not in the checkpoint.
-    """
-    settings = settings_from(options)
-    source = open_checkpoint(path)
-    wanted = None if names is None else set(names)
-    start = settings.prefix or ""
-    start += "." if start and not start.endswith(".") else ""
-    seen = {n[len(start) :]: n for n in source.catalog if n.startswith(start)}
-    lost = sorted((wanted or set()) - seen.keys())
-    if lost:
-        source.close()
-        raise PlanError(f"{source.path}: not in the checkpoint: {', '.join(map(repr, lost))}")
-    return _iterate(
-        source, {s: n for s, n in seen.items() if wanted is None or s in wanted}, settings
-    )
-
-
-def _iterate(
-    source: Source, names: dict[str, str], settings: Settings
-) -> Iterator[tuple[str, torch.Tensor]]:
-    with source:
-        for seen, name in names.items():
-            tensor = source.tensor(name)
-            if settings.dtype is not None and tensor.dtype.is_floating_point:
-                torch_name = settings.dtype.torch_name
-                assert torch_name is not None, "settings refuse dtypes without a counterpart"
-                tensor = tensor.to(getattr(torch, torch_name))
-            if isinstance(settings.device, str):
-                tensor = tensor.to(settings.device)
-            yield seen, tensor
 
 
 @dataclass(frozen=True)
@@ -286,7 +236,16 @@ def _plan_open(
     targets = targets_of(module)
     mapper = _mapper(mapping, config, source, targets, settings)
     made = build_plan(source.catalog, mapper, targets, settings.plan_options(), source=source.path)
-    return check_memory(made, settings, refuse=False)
+    return check_memory(_with_devices(made, settings), settings, refuse=False)
+
+
+def _with_devices(made: Plan, settings: Settings) -> Plan:
+    """The plan, with a problem for each device that is not there."""
+    asked = settings.device
+    devices = [asked] if isinstance(asked, str) else sorted(set(asked.values()))
+    lacking = tuple(why for device in devices if (why := unusable(device)))
+    problems = (*made.report.problems, *lacking)
+    return replace(made, report=replace(made.report, problems=problems))
 
 
 def _load_open(
@@ -305,14 +264,22 @@ def _load_open(
     existing = existing_tensors(module, made)
     with PeakSampler() as sampler:
         run = _execute(made, source, settings, existing)
+    report = _report(made, run, sampler.peaks, time.perf_counter() - start_s)
+    try:
+        # Last of all: what is raised behind it would find the module changed.
         commit(module, made, run.tensors, on_assign=on_assign)
-    return _report(made, run, sampler.peaks, time.perf_counter() - start_s)
+    except BaseException as error:
+        if run.overwritten:
+            note_overwritten(error, run.overwritten)
+        raise
+    return report
 
 
 def _execute(
     made: Plan, source: Source, settings: Settings, existing: dict[str, torch.Tensor]
 ) -> Execution:
-    with torch.inference_mode(mode=False):
+    # Neither a caller's inference mode nor its default device may reach the tensors made here.
+    with torch.inference_mode(mode=False), torch.device("cpu"):
         return execute(
             made,
             source,
