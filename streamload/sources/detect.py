@@ -40,7 +40,19 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Source:
         CheckpointError: a file is damaged, incomplete or of an unknown kind.
     """
     given = os.fsdecode(path)
-    real = find_in_hub_cache(given) if is_hub_name(given) else given
+    if not is_hub_name(given):
+        return _open_path(given, given)
+    try:
+        return _open_path(find_in_hub_cache(given), given)
+    except CheckpointError as error:
+        if error.path == given:
+            raise
+        raise CheckpointError(
+            str(error), path=given, tensor=error.tensor, problems=error.problems
+        ) from error
+
+
+def _open_path(real: str, given: str) -> Source:
     try:
         if os.path.isdir(real):
             return _open_folder(real, given)
@@ -59,7 +71,12 @@ def folder_of(path: str | os.PathLike[str]) -> str:
 
 
 def _open_folder(folder: str, given: str) -> Source:
-    names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    try:
+        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except OSError as error:
+        raise CheckpointError(
+            f"the folder cannot be listed: {error.strerror}", path=given
+        ) from error
     files = [name for name in names if not os.path.isdir(os.path.join(folder, name))]
     for endings in ((".safetensors",), _TORCH_ENDINGS):
         chosen = _choose(folder, files, endings)
