@@ -7,6 +7,7 @@ Names carry the process's id, so that what a killed run left behind is known and
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 import stat
@@ -18,6 +19,7 @@ from streamload.errors import WriteError
 __all__ = ["StagedFile", "StagedFolder", "check_space", "remove_leftovers", "translated"]
 
 _PREFIX = ".streamload-"
+_NUMBERS = itertools.count()
 
 
 @contextmanager
@@ -41,7 +43,10 @@ def translated(path: str) -> Iterator[None]:
 def temporary_name(path: str) -> str:
     """A name in the same folder that no reader takes for a checkpoint."""
     folder, name = os.path.split(path)
-    return os.path.join(folder, f"{_PREFIX}{os.getpid()}-{name}.tmp")
+    # A number, as threads may write to one path; cut, as the whole must not be over 255 bytes.
+    start = f"{_PREFIX}{os.getpid()}-{next(_NUMBERS)}-"
+    kept = os.fsencode(name)[:128].decode("utf-8", "ignore")
+    return os.path.join(folder, f"{start}{kept}.tmp")
 
 
 def remove_leftovers(folder: str) -> None:
