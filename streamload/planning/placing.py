@@ -38,6 +38,7 @@ class Draft:
     mismatches: list[ShapeMismatch] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     troubled: set[str] = field(default_factory=set)
+    incomplete: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
@@ -52,9 +53,8 @@ def place(draft: Draft, assignment: Assignment) -> None:
             draft.unexpected += assignment.sources
             return
     if assignment.absent or (draft.targets is not None and not all(wanted)):
-        draft.troubled.update(assignment.targets)
         lacking = ", ".join(map(repr, assignment.absent)) or "a target of the module"
-        draft.problems.append(
+        draft.incomplete.append(
             f"{' + '.join(map(repr, assignment.sources))} cannot fill "
             f"{', '.join(map(repr, assignment.targets))}: {lacking} is missing"
         )
