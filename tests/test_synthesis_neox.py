@@ -21,9 +21,9 @@ def test_files_are_the_published_ones(tmp_path):
     report = synthesize_neox_raw(tmp_path, layers=44, hidden=32, vocab_size=256)
     names = sorted(os.listdir(tmp_path / STEP))
     numbers = [0, *range(2, 46), 47, 48]
-    expected = [
-        f"layer_{n:02d}-model_{p:02d}-model_states.pt" for n in numbers for p in (0, 1)
-    ] + [f"mp_rank_{n:02d}_model_states.pt" for n in range(8)]
+    expected = [f"layer_{n:02d}-model_{p:02d}-model_states.pt" for n in numbers for p in (0, 1)] + [
+        f"mp_rank_{n:02d}_model_states.pt" for n in range(8)
+    ]
     assert names == sorted(expected)
     assert sorted(os.listdir(tmp_path)) == ["20B_tokenizer.json", "configs", STEP, "latest"]
     assert (tmp_path / "latest").read_text() == STEP

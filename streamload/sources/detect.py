@@ -192,7 +192,11 @@ def _opener(path: str) -> Callable[..., Source]:
         file.close()
     # The length before a safetensors header may begin with any byte, a pickle's 0x80 included.
     looks_safe = start[8:9] == b"{"
-    is_torch = not looks_safe and start.startswith((b"PK\x03\x04", b"\x80"))
+    # A pickle's second byte is its protocol; 8 bytes and less are a header's length, cut short.
+    is_pickle = start[:1] == b"\x80" and start[1:2] in (b"\1", b"\2", b"\3", b"\4", b"\5")
+    is_torch = not looks_safe and (
+        start.startswith(b"PK\x03\x04") or (is_pickle and len(start) > 8)
+    )
     if is_torch and path.lower().endswith(".safetensors"):
         raise CheckpointError(
             "is a pickle-based torch file under a .safetensors name; it is not opened", path=path
