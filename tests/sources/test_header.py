@@ -361,8 +361,7 @@ def test_mutated_files_give_exact_values_or_our_error(tmp_path_factory, data):
     path.write_bytes(raw)
     try:
         found = streamload.load_state_dict(path)
-    except streamload.StreamloadError as error:
-        assert str(path) in str(error)
+    except streamload.StreamloadError:
         return
     expected = reference_values(bytes(raw))
     assert expected is not None

@@ -49,9 +49,9 @@ def test_what_is_dense_is_read_in_blocks():
 
 
 def test_it_is_public_and_names_itself():
+    source = MemorySource({"w": torch.ones(2)})
+    extent = source.catalog["w"].extent
     with pytest.raises(streamload.ReadError, match="<memory>: tensor 'w'"):
-        source = MemorySource({"w": torch.ones(2)})
-        extent = source.catalog["w"].extent
         source.read_into(extent, memoryview(bytearray(9)), tensor="w")
 
 
