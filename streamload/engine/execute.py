@@ -135,9 +135,12 @@ class _Counter:
         self._progress = progress
 
     def add(self, job: Job) -> None:
+        self.add_bytes(job.nbytes, job.spec.name)
+
+    def add_bytes(self, count: int, name: str) -> None:
         with self._lock:
-            self.done += job.nbytes
-            self._name = job.spec.name
+            self.done += count
+            self._name = name
 
     def tell(self) -> None:
         if self._progress is not None and self.done != self._told:
@@ -163,6 +166,8 @@ def _stream(
             if planned.reduces:
                 run.overwritten += [] if planned.is_new else [planned.name]
                 run.notices += reduce_into(plan, source, planned, targets[planned.name])
+                for name in dict.fromkeys(planned.sources):
+                    counter.add_bytes(plan.stored[name].nbytes, plan.stored[name].name)
     moved = [t for t in tensors if not t.reduces]
     numbers = {t.name: i for i, t in enumerate(moved)}
     sinks = [Sink(targets[t.name]) for t in moved]

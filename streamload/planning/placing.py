@@ -219,11 +219,17 @@ def _mapped(
     view = layout.source_strides()
     if view is None or spec.extent is None or spec.dtype != dtype or device != "cpu":
         return None
-    if not options.stored_order and view[1] != contiguous_strides(layout.shape):
+    if not options.stored_order and not _is_row_major(layout.shape, view[1]):
         return None
     if spec.extent.offset % BY_NAME[dtype].itemsize:
         return None
     return MappedView(names[0], *view)
+
+
+def _is_row_major(shape: Shape, strides: Shape) -> bool:
+    """True if the strides are contiguous; those of dimensions of size 1 do not matter."""
+    pairs = zip(shape, strides, contiguous_strides(shape), strict=True)
+    return all(size == 1 or found == wanted for size, found, wanted in pairs)
 
 
 def _settle(draft: Draft, target: str, planned: PlannedTensor) -> None:
