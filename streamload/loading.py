@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 from streamload.configuration import config_of, find_config
 from streamload.engine.execute import Execution, execute
 from streamload.engine.lanes import lane_for, unusable
-from streamload.errors import PlanError, note_overwritten
+from streamload.errors import PlanError, note_overwritten, printable
 from streamload.mapping.binding import Mapper
 from streamload.mapping.choose import choose_mapper
 from streamload.memory import MemoryPeaks, PeakSampler
@@ -233,7 +233,10 @@ def _plan_open(
     config: dict[str, Any] | None,
     mapping: str | Mapper,
 ) -> Plan:
-    targets = targets_of(module)
+    try:
+        targets = targets_of(module)
+    except PlanError as error:
+        raise PlanError(f"{printable(source.path)}: {error}") from error
     mapper = _mapper(mapping, config, source, targets, settings)
     made = build_plan(source.catalog, mapper, targets, settings.plan_options(), source=source.path)
     return check_memory(_with_devices(made, settings), settings, refuse=False)
