@@ -202,8 +202,9 @@ def _build(source: Source, settings: Settings) -> _Built:
             settings = replace(settings, renumber=True)
         with empty_weights():
             model = build_model(config["model_type"], config)
-    except (ValueError, TypeError) as error:
-        raise PlanError(f"{source.path}: config.json: {error}") from error
+    except (ValueError, TypeError, RuntimeError) as error:  # torch's own, for absurd sizes
+        text = printable(f"{source.path}: config.json: {error}")
+        raise PlanError(text) from error
     return _Built(model, config, file_config, settings, notices)
 
 
