@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     )
     from streamload.exporting import export
     from streamload.generation import generate
+    from streamload.iterating import iter_tensors
     from streamload.loading import (
         Loaded,
-        iter_tensors,
         load,
         load_into,
         load_state_dict,
@@ -69,7 +69,8 @@ _HOMES = {
     ),
     "exporting": ("export",),
     "generation": ("generate",),
-    "loading": ("Loaded", "iter_tensors", "load", "load_into", "load_state_dict", "plan"),
+    "iterating": ("iter_tensors",),
+    "loading": ("Loaded", "load", "load_into", "load_state_dict", "plan"),
     "mapping.registry": ("mapping_for",),
     "mapping.rules": ("NameMap", "Rule"),
     "mapping.transforms": (

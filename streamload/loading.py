@@ -1,10 +1,9 @@
-"""``load``, ``load_into``, ``load_state_dict``, ``plan``, ``iter_tensors``."""
+"""``load``, ``load_into``, ``load_state_dict``, ``plan``."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,8 +14,8 @@ from typing_extensions import Unpack
 from streamload.caching import cache_settings, through_cache
 from streamload.configuration import config_of, find_config
 from streamload.engine.execute import Execution, execute
-from streamload.engine.lanes import lane_for
-from streamload.errors import PlanError
+from streamload.engine.lanes import lane_for, unusable
+from streamload.errors import PlanError, note_overwritten, printable
 from streamload.mapping.binding import Mapper
 from streamload.mapping.choose import choose_mapper
 from streamload.memory import MemoryPeaks, PeakSampler
@@ -31,7 +30,6 @@ from streamload.weights import empty_weights
 
 __all__ = [
     "Loaded",
-    "iter_tensors",
     "load",
     "load_into",
     "load_state_dict",
@@ -143,6 +141,7 @@ def load_state_dict(
         mapper = _mapper(mapping, _config_for(mapping, source), source, None, settings)
         settings = cache_settings(settings, is_empty=True)
         made = build_plan(source.catalog, mapper, None, settings.plan_options(), source=source.path)
+        made = _with_devices(made, settings)
         made.raise_if_refused()
         made, run = _carry_out(made, source, settings, {})
         tensors = {t.name: run.tensors[t.name] for t in made.tensors}
@@ -181,55 +180,6 @@ def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]
     return replace(made, report=replace(made.report, notices=notices))
 
 
-def iter_tensors(
-    path: str | os.PathLike[str],
-    *,
-    names: Sequence[str] | None = None,
-    **options: Unpack[LoadOptions],
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """One tensor after the other in the file's order, under stored names.
-
-    Only the tensor at hand is in memory; each is the caller's own. Opened through
-    ``safetensors.safe_open`` where the file is of that kind.
-
-    Args:
-        path: see ``load``.
-        names: only these; each must be there.
-        **options: ``dtype``, ``device`` and ``prefix`` are used.
-
-    Raises:
-        PlanError: a name is not in the checkpoint.
-    """
-    settings = settings_from(options)
-    source = open_checkpoint(path)
-    wanted = None if names is None else set(names)
-    start = settings.prefix or ""
-    start += "." if start and not start.endswith(".") else ""
-    seen = {n[len(start) :]: n for n in source.catalog if n.startswith(start)}
-    lost = sorted((wanted or set()) - seen.keys())
-    if lost:
-        source.close()
-        raise PlanError(f"{source.path}: not in the checkpoint: {', '.join(map(repr, lost))}")
-    return _iterate(
-        source, {s: n for s, n in seen.items() if wanted is None or s in wanted}, settings
-    )
-
-
-def _iterate(
-    source: Source, names: dict[str, str], settings: Settings
-) -> Iterator[tuple[str, torch.Tensor]]:
-    with source:
-        for seen, name in names.items():
-            tensor = source.tensor(name)
-            if settings.dtype is not None and tensor.dtype.is_floating_point:
-                torch_name = settings.dtype.torch_name
-                assert torch_name is not None, "settings refuse dtypes without a counterpart"
-                tensor = tensor.to(getattr(torch, torch_name))
-            if isinstance(settings.device, str):
-                tensor = tensor.to(settings.device)
-            yield seen, tensor
-
-
 @dataclass(frozen=True)
 class _Built:
     """An empty reference model; ``config`` is its own, ``file_config`` that of all layers."""
@@ -253,8 +203,9 @@ def _build(source: Source, settings: Settings) -> _Built:
             settings = replace(settings, renumber=True)
         with empty_weights():
             model = build_model(config["model_type"], config)
-    except (ValueError, TypeError) as error:
-        raise PlanError(f"{source.path}: config.json: {error}") from error
+    except (ValueError, TypeError, RuntimeError) as error:  # torch's own, for absurd sizes
+        text = printable(f"{source.path}: config.json: {error}")
+        raise PlanError(text) from error
     return _Built(model, config, file_config, settings, notices)
 
 
@@ -284,10 +235,22 @@ def _plan_open(
     config: dict[str, Any] | None,
     mapping: str | Mapper,
 ) -> Plan:
-    targets = targets_of(module)
+    try:
+        targets = targets_of(module)
+    except PlanError as error:
+        raise PlanError(f"{printable(source.path)}: {error}") from error
     mapper = _mapper(mapping, config, source, targets, settings)
     made = build_plan(source.catalog, mapper, targets, settings.plan_options(), source=source.path)
-    return check_memory(made, settings, refuse=False)
+    return check_memory(_with_devices(made, settings), settings, refuse=False)
+
+
+def _with_devices(made: Plan, settings: Settings) -> Plan:
+    """The plan, with a problem for each device that is not there."""
+    asked = settings.device
+    devices = [asked] if isinstance(asked, str) else sorted(set(asked.values()))
+    lacking = tuple(why for device in devices if (why := unusable(device)))
+    problems = (*made.report.problems, *lacking)
+    return replace(made, report=replace(made.report, problems=problems))
 
 
 def _load_open(
@@ -306,8 +269,15 @@ def _load_open(
     existing = existing_tensors(module, made)
     with PeakSampler() as sampler:
         followed, run = _carry_out(made, source, settings, existing)
+    report = _report(followed, run, sampler.peaks, time.perf_counter() - start_s)
+    try:
+        # Last of all: what is raised behind it would find the module changed.
         commit(module, made, run.tensors, on_assign=on_assign)
-    return _report(followed, run, sampler.peaks, time.perf_counter() - start_s)
+    except BaseException as error:
+        if run.overwritten:
+            note_overwritten(error, run.overwritten)
+        raise
+    return report
 
 
 def _carry_out(
@@ -333,7 +303,8 @@ def _carry_out(
 def _execute(
     made: Plan, source: Source, settings: Settings, existing: dict[str, torch.Tensor]
 ) -> Execution:
-    with torch.inference_mode(mode=False):
+    # Neither a caller's inference mode nor its default device may reach the tensors made here.
+    with torch.inference_mode(mode=False), torch.device("cpu"):
         return execute(
             made,
             source,

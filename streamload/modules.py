@@ -86,6 +86,11 @@ def _identity(tensor: torch.Tensor) -> object:
 
 def _spec(names: tuple[str, ...], tensor: torch.Tensor, kind: str, persistent: bool) -> TargetSpec:
     dtype = BY_TORCH_NAME.get(str(tensor.dtype).removeprefix("torch."))
+    if tensor.layout != torch.strided or not (tensor.is_meta or _has_memory(tensor)):
+        raise PlanError(
+            f"{names[0]!r} is a {type(tensor).__name__} of layout {tensor.layout} without plain "
+            "memory, which cannot be loaded into"
+        )
     if dtype is None:
         raise PlanError(f"{names[0]!r} has dtype {tensor.dtype}, which cannot be loaded")
     is_meta = tensor.is_meta
@@ -97,8 +102,16 @@ def _spec(names: tuple[str, ...], tensor: torch.Tensor, kind: str, persistent: b
         is_meta,
         persistent,
         str(tensor.device) if not is_meta else "cpu",
-        None if is_meta or tensor.layout != torch.strided else tensor.stride(),
+        None if is_meta else tensor.stride(),
     )
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """False for subclasses that merely wrap other tensors (quantised or distributed ones)."""
+    try:
+        return tensor.data_ptr() != 0 or tensor.numel() == 0
+    except RuntimeError:
+        return False
 
 
 @dataclass(slots=True)
@@ -110,6 +123,23 @@ class _Change:
     name: str
     old: Any
     new: Any
+    owner: nn.Module
+
+    def make(self) -> None:
+        """Put the new tensor in its place."""
+        self._put(self.new)
+
+    def undo(self) -> None:
+        """Put the old one back."""
+        self._put(self.old)
+
+    def _put(self, tensor: Any) -> None:
+        self.table[self.attribute] = tensor
+        if isinstance(self.owner, nn.RNNBase):
+            # Recurrent layers keep a second list of their weights, which forward() uses.
+            names = self.owner._flat_weights_names
+            if self.attribute in names:
+                self.owner._flat_weights[names.index(self.attribute)] = tensor
 
 
 def commit(
@@ -143,7 +173,7 @@ def commit(
                 for stored in sources.get(change.name, ()):
                     on_assign(stored, change.name)
             done.append(change)
-            change.table[change.attribute] = change.new
+            change.make()
         if on_assign is not None:
             for planned in plan.tensors:
                 if not planned.is_new:
@@ -151,7 +181,7 @@ def commit(
                         on_assign(stored, planned.name)
     except BaseException:
         for change in reversed(done):
-            change.table[change.attribute] = change.old
+            change.undo()
         raise
 
 
@@ -166,11 +196,11 @@ def _changes(module: nn.Module, plan: Plan, tensors: Mapping[str, torch.Tensor])
         if primary in tensors:
             if primary not in wrapped:
                 wrapped[primary] = _like(old, tensors[primary])
-            changes.append(_Change(table, attribute, name, old, wrapped[primary]))
+            changes.append(_Change(table, attribute, name, old, wrapped[primary], owner))
         elif kind == "buffer" and not old.is_meta and name not in planned_of:
             moved = _moved(old, plan)
             if moved is not old:
-                changes.append(_Change(table, attribute, name, old, moved))
+                changes.append(_Change(table, attribute, name, old, moved, owner))
     return changes
 
 

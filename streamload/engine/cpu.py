@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -17,6 +18,10 @@ from streamload.planning.records import PlannedTensor
 from streamload.specs import numel
 
 __all__ = ["Buffer", "CpuLane", "CpuWorker"]
+
+
+# Held while a sink's count is raised: several workers write one tensor.
+_COUNTING = threading.Lock()
 
 
 class Buffer:
@@ -86,8 +91,6 @@ class CpuWorker:
             raw = self._raw.elements(block.stop - block.start, stored)
             read(block.start, block.stop, memory_at(raw, 0, raw.numel()))
             for part in block.parts:
-                if block.direct:
-                    _prepare(sinks[part.target], part)
                 _copy_part(raw, part, sinks[part.target])
 
     def close(self) -> None:
@@ -116,7 +119,8 @@ class CpuWorker:
         many times; from staging torch's blocked transposition writes them once.
         """
         first = sinks[block.parts[0].target]
-        dtype = first.tensor.dtype
+        dtypes = {sinks[part.target].tensor.dtype for part in block.parts}
+        dtype = first.tensor.dtype if len(dtypes) == 1 else stored
         panel = self._panel.elements(block.stop - block.start, dtype)
         if dtype == stored:
             read(block.start, block.stop, memory_at(panel, 0, panel.numel()))
@@ -128,8 +132,13 @@ class CpuWorker:
                 read(start, stop, memory_at(raw, 0, raw.numel()))
                 _cast(raw, panel[start - block.start : stop - block.start], first)
         for part in block.parts:
-            _prepare(sinks[part.target], part)
-            _turn(panel, part, sinks[part.target].tensor)
+            _copy_part(panel, part, sinks[part.target])
+
+
+def refuse_odd_bools(values: torch.Tensor) -> None:
+    """Raise CheckpointError for bytes that are neither 0 nor 1, which torch would keep."""
+    if values.numel() and int(values.view(torch.uint8).max()) > 1:
+        raise CheckpointError("a BOOL tensor holds a byte that is neither 0 nor 1")
 
 
 def _prepare(sink: Sink, part: Part) -> None:
@@ -141,42 +150,28 @@ def _prepare(sink: Sink, part: Part) -> None:
         populate(sink.tensor.data_ptr() + part.target_offset * size, span * size)
 
 
-def _turn(panel: torch.Tensor, part: Part, tensor: torch.Tensor) -> None:
+def _copy_part(raw: torch.Tensor, part: Part, sink: Sink) -> None:
     """Copy a part in the target's order of dimensions: torch's blocked transposition is taken
     only if the target is the contiguous one of the two.
     """
+    if raw.dtype == torch.bool:
+        refuse_odd_bools(raw)
+    _prepare(sink, part)
     order = sorted(range(len(part.shape)), key=lambda d: -part.target_strides[d])
     shape, source, target = (
         tuple(values[d] for d in order)
         for values in (part.shape, part.source_strides, part.target_strides)
     )
-    start = tensor.storage_offset() + part.target_offset
-    view = torch.as_strided(tensor, shape, target, start)
-    start = panel.storage_offset() + part.source_offset
-    view.copy_(torch.as_strided(panel, shape, source, start))
-
-
-def refuse_odd_bools(values: torch.Tensor) -> None:
-    """Raise CheckpointError for bytes that are neither 0 nor 1, which torch would keep."""
-    if values.numel() and int(values.view(torch.uint8).max()) > 1:
-        raise CheckpointError("a BOOL tensor holds a byte that is neither 0 nor 1")
-
-
-def _view(tensor: torch.Tensor, part: Part) -> torch.Tensor:
-    offset = tensor.storage_offset() + part.target_offset
-    return torch.as_strided(tensor, part.shape, part.target_strides, offset)
-
-
-def _copy_part(raw: torch.Tensor, part: Part, sink: Sink) -> None:
-    source = torch.as_strided(
-        raw, part.shape, part.source_strides, raw.storage_offset() + part.source_offset
-    )
-    if source.dtype == torch.bool:
-        refuse_odd_bools(raw)
-    _cast(source, _view(sink.tensor, part), sink)
+    start = sink.tensor.storage_offset() + part.target_offset
+    view = torch.as_strided(sink.tensor, shape, target, start)
+    start = raw.storage_offset() + part.source_offset
+    _cast(torch.as_strided(raw, shape, source, start), view, sink)
 
 
 def _cast(source: torch.Tensor, target: torch.Tensor, sink: Sink) -> None:
     target.copy_(source)
     if can_overflow(source.dtype, target.dtype):
-        sink.overflows += count_overflows(source, target)
+        lost = count_overflows(source, target)
+        if lost:
+            with _COUNTING:
+                sink.overflows += lost

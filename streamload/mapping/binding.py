@@ -91,6 +91,10 @@ def _bind_function(
     unexpected: list[str] = []
     for name in stored:
         target = function(name)
+        if target is not None and not isinstance(target, str):
+            raise TypeError(
+                f"the mapping gives {target!r} for {name!r}, expected a module name or None"
+            )
         if target is None:
             ignored.append(name)
         elif target == "":
