@@ -57,7 +57,7 @@ def _load(order: dict[str, Any], say: Callable[..., None]) -> None:
     start = time.perf_counter()
     result = peer.load(job)
     loaded = time.perf_counter()
-    touched_bytes = touch(tensors_of(result))
+    touched_bytes = touch(tensors_of(result), workers=job.workers)
     used = time.perf_counter()
     say(
         event="used",

@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import statistics
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -39,11 +40,19 @@ class Comparison:
     timeout_s: float = 600
 
     def job(self, peer: Peer) -> Job:
-        key = os.path.abspath(self.path).strip(os.sep).replace(os.sep, "-")
+        key = _identity(self.path)
         # .bin copies are the same for all that read them.
         own = "torch" if "torch" in peer.name or peer.name == "litgpt_lazy" else peer.name
         own_dir = os.path.join(results_dir(), "own-formats", key, own)
         return Job(self.path, self.dtype, self.workers, own_dir)
+
+
+def _identity(path: str) -> str:
+    """A folder's name for copies of this checkpoint: another one if its files were changed."""
+    files = Job(path, None, 1, "").files
+    facts = [(os.path.abspath(f), os.path.getsize(f), os.stat(f).st_mtime_ns) for f in files]
+    name = os.path.basename(os.path.abspath(path))
+    return f"{name}-{zlib.crc32(repr(facts).encode()):08x}"
 
 
 @dataclass(frozen=True)
@@ -121,7 +130,7 @@ def _failed(peer: Peer, reason: str) -> dict[str, Any]:
 def _measure(asked: Comparison, peer: Peer) -> dict[str, Any]:
     job = asked.job(peer)
     files = _files(job)
-    not_cold = page_cache.drop(files) if asked.cold else page_cache.warm(files)
+    not_cold = page_cache.make(files, cold=asked.cold)
     before = page_cache.resident_fraction(files)
     found = measure_load(peer, job, limit_bytes=asked.limit_bytes, timeout_s=asked.timeout_s)
     return found | {
@@ -195,12 +204,12 @@ def _row(measured: list[dict[str, Any]]) -> Row:
 def warnings_of(lines: Iterable[dict[str, Any]]) -> list[str]:
     """What a reader must know about how the figures came about."""
     lines = list(lines)
-    head, loads = lines[0], [line for line in lines if line["kind"] == "load" and line["ok"]]
+    head, loads = lines[0], [line for line in lines[1:] if line["ok"]]
     said = []
     problems = sorted({line["cache_problem"] for line in loads if line.get("cache_problem")})
     if problems:
         said.append(f"The page cache could not be dropped: {'; '.join(problems)}.")
-    others = [line["other_cpus"] for line in loads if line["other_cpus"] is not None]
+    others = [x["other_cpus"] for x in loads if x["other_cpus"] is not None]
     busy = [cpus for cpus in others if cpus > BUSY_CPUS]
     if busy:
         said.append(

@@ -69,7 +69,7 @@ def _each_block(job: Job, use: Callable[[Block, Any], None]) -> None:
 
     def work() -> None:
         buffer = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
-        memory = memoryview(buffer.numpy())
+        memory = buffer.numpy().data
         while not failures:
             try:
                 block = blocks.get_nowait()

@@ -41,7 +41,8 @@ def make_group(name: str, limit_bytes: int | None) -> Group | str:
     reason = "this process is in no memory control group"
     for above in cgroups("/"):
         made = replace(above, folder=os.path.join(above.folder, name))
-        if above.number(above.usage) is None and above.usage == "memory.usage_in_bytes":
+        if not os.access(os.path.join(above.folder, "cgroup.procs"), os.W_OK):
+            reason = "no process may be moved to another control group here"
             continue
         try:
             os.mkdir(made.folder)
@@ -54,11 +55,23 @@ def make_group(name: str, limit_bytes: int | None) -> Group | str:
             continue
         if limit_bytes is not None:
             try:
-                with open(os.path.join(made.folder, made.limit), "w") as file:
-                    file.write(str(limit_bytes))
+                _limit(made, limit_bytes)
             except OSError as error:
                 os.rmdir(made.folder)
                 reason = f"no limit can be set here ({error.strerror})"
                 continue
         return Group(made)
     return reason
+
+
+def _limit(group: Cgroup, limit_bytes: int) -> None:
+    """Sets the limit, and keeps swap from hiding it where swap is counted."""
+    _write(group, group.limit, limit_bytes)
+    for name, value in (("memory.swap.max", 0), ("memory.memsw.limit_in_bytes", limit_bytes)):
+        if os.path.exists(os.path.join(group.folder, name)):
+            _write(group, name, value)
+
+
+def _write(group: Cgroup, name: str, value: int) -> None:
+    with open(os.path.join(group.folder, name), "w") as file:
+        file.write(str(value))

@@ -16,6 +16,10 @@ from bench.safetensors_header import Entry, read_headers
 
 __all__ = ["Job", "Peer", "find_peers", "read_peer"]
 
+_BESIDE = (
+    ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias",
+    ".rotary_emb.inv_freq",
+)  # fmt: skip
 PEERS_DIR = os.path.join(os.path.dirname(__file__), "peers")
 
 
@@ -64,8 +68,8 @@ class Job:
 
 
 def is_mask(name: str) -> bool:
-    """True for the causal masks that published GPT-2 and GPT-NeoX files carry."""
-    return name.endswith((".attn.bias", ".attn.masked_bias", ".attention.bias"))
+    """True for what published GPT-2 and GPT-NeoX files carry beside their weights."""
+    return name.endswith(_BESIDE)
 
 
 @dataclass(frozen=True)
@@ -152,14 +156,16 @@ def read_peer(file: str) -> Peer:
     return Peer(file, module)
 
 
-def find_peers(only: Iterable[str] = (), *, folders: Iterable[str] = ()) -> list[Peer]:
-    """The peers of ``bench/peers`` and of more folders, or those named in ``only``.
+def find_peers(
+    only: Iterable[str] = (), *, folders: Iterable[str] = (), base: str = PEERS_DIR
+) -> list[Peer]:
+    """The peers of ``base`` and of more folders, or those named in ``only``.
 
     Raises:
         KeyError: a name in ``only`` is no peer.
     """
     files: dict[str, str] = {}
-    for folder in (PEERS_DIR, *folders):
+    for folder in (base, *folders):
         for entry in sorted(os.listdir(folder)):
             stem, ending = os.path.splitext(entry)
             if ending == ".py" and not entry.startswith("_"):

@@ -31,7 +31,10 @@ BUSY_CPUS = 0.25
 
 @dataclasses.dataclass
 class Watch:
-    """What was seen of one child, from "ready" to "used"; memory in bytes over "ready"."""
+    """What was seen of one child, from "ready" to "used"; memory in bytes over "ready".
+
+    ``times_s`` says when each event came, in seconds since the process was started.
+    """
 
     events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     times_s: list[float] = dataclasses.field(default_factory=list)
@@ -61,6 +64,8 @@ def measure_load(
         "reason": watch.failure,
     }
     if not found["ok"]:
+        path = os.path.abspath(job.path)
+        found["reason"] = (watch.failure or "ended early").replace(path, os.path.basename(path))
         return found
     file_bytes = sum(entry.nbytes for entry in job.entries.values())
     total_s = used["load_s"] + used["first_use_s"]
@@ -100,6 +105,7 @@ def run_child(
     }
     try:
         with tempfile.TemporaryFile() as errors:
+            start_s = time.perf_counter()
             child = subprocess.Popen(
                 [sys.executable, "-m", "bench.child", json.dumps(order)],
                 stdin=subprocess.PIPE,
@@ -109,7 +115,7 @@ def run_child(
             )
             with child:
                 try:
-                    watch = _Watcher(child, group).run(timeout_s)
+                    watch = _Watcher(child, group, start_s).run(timeout_s)
                 finally:
                     child.kill()
             if watch.failure is None and child.returncode != 0:
@@ -122,11 +128,11 @@ def run_child(
 
 
 class _Watcher:
-    def __init__(self, child: subprocess.Popen[bytes], group: Group | None) -> None:
+    def __init__(self, child: subprocess.Popen[bytes], group: Group | None, start_s: float) -> None:
         self._child = child
         self._group = group
         self._watch = Watch()
-        self._start_s = time.perf_counter()
+        self._start_s = start_s
         self._samples: list[tuple[float, ProcessMemory]] = []
         self._watching = False
         self._cpu = CpuTimes.read(child.pid)
@@ -152,7 +158,11 @@ class _Watcher:
                     self._watch.failure = f"took longer than {timeout_s:.0f} s"
                     self._child.kill()
                     break
-        self._child.wait()
+        try:
+            self._child.wait(timeout=30)
+        except subprocess.TimeoutExpired:  # its work is done but a thread of it does not end
+            self._watch.failure = "did not end after the load"
+            self._child.kill()
         return self._watch
 
     def _hear(self, event: dict[str, Any], status: StatusReader) -> None:
@@ -217,4 +227,7 @@ def _reason(code: int, errors: bytes, limit_bytes: int | None) -> str:
         return f"killed by signal {-code}"
     lines = [line.strip() for line in errors.decode(errors="replace").splitlines()]
     last = next((line for line in reversed(lines) if line), f"exit code {code}")
+    kind, colon, text = last.partition(": ")
+    if " " not in kind:  # an exception, by its full name
+        last = kind.rpartition(".")[2] + colon + text
     return last if len(last) <= 160 else last[:157] + "..."

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterable
 
-__all__ = ["drop", "resident_fraction", "warm"]
+__all__ = ["drop", "make", "resident_fraction", "warm"]
 
 
 def drop(paths: Iterable[str]) -> str | None:
@@ -27,6 +27,14 @@ def drop(paths: Iterable[str]) -> str | None:
     if left is None:
         return "could not verify that the pages are gone"
     return f"{left:.0%} of the pages stayed" if left > 0.01 else None
+
+
+def make(paths: Iterable[str], *, cold: bool) -> str | None:
+    """Drops or warms; returns what ``drop`` does."""
+    if cold:
+        return drop(paths)
+    warm(paths)
+    return None
 
 
 def warm(paths: Iterable[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.compare import Row, rows_of, warnings_of
 
-__all__ = ["markdown", "report", "setting"]
+__all__ = ["COLUMNS", "NUMERIC", "cells", "markdown", "notes", "render", "report", "setting"]
 
 COLUMNS = (
     "loader", "load + first use s", "min-max", "import s", "load s", "first use s", "GB/s",
@@ -18,18 +18,22 @@ NUMERIC = range(1, 11)
 
 def report(lines: Sequence[dict[str, Any]]) -> str:
     """The setting, the table and the warnings of one comparison."""
-    parts = [setting(lines[0]), "", markdown(rows_of(lines))]
-    warnings = warnings_of(lines)
-    if warnings:
-        parts += ["", *(f"Note: {text}" for text in warnings)]
-    return "\n".join(parts)
+    return "\n".join([setting(lines[0]), "", markdown(rows_of(lines)), *notes(lines)])
+
+
+def notes(lines: Sequence[dict[str, Any]]) -> list[str]:
+    """The warnings as lines of text, after an empty one; nothing if there are none."""
+    warnings = [f"Note: {text}" for text in warnings_of(lines)]
+    return ["", *warnings] if warnings else []
 
 
 def setting(head: dict[str, Any]) -> str:
     """One paragraph: what was measured, on what, with which versions."""
     where = head["machine"]
     memory = f", {where['memory_bytes'] / 2**30:.0f} GiB" if where["memory_bytes"] else ""
-    cache = "page cache dropped before each" if head.get("cold") else "page cache warm"
+    cache = (
+        "page cache dropped before each (posix_fadvise)" if head.get("cold") else "page cache warm"
+    )
     limit = f", limit {head['limit_bytes'] >> 20} MiB" if head.get("limit_bytes") else ""
     versions = ", ".join(f"{name} {version}" for name, version in head["versions"].items())
     return (
@@ -42,7 +46,7 @@ def setting(head: dict[str, Any]) -> str:
 
 def markdown(rows: Iterable[Row]) -> str:
     """An aligned Markdown table."""
-    return render(COLUMNS, [_cells(row) for row in rows], NUMERIC)
+    return render(COLUMNS, [cells(row) for row in rows], NUMERIC)
 
 
 def render(head: Sequence[str], body: Sequence[Sequence[str]], numeric: Iterable[int]) -> str:
@@ -60,7 +64,7 @@ def render(head: Sequence[str], body: Sequence[Sequence[str]], numeric: Iterable
     return "\n".join([one(head), f"| {' | '.join(rule)} |", *map(one, body)])
 
 
-def _cells(row: Row) -> list[str]:
+def cells(row: Row) -> list[str]:
     if row.median is None:
         empty = [""] * (len(COLUMNS) - 3)
         return [row.label, *empty, _short(row.reason or "failed"), row.delivers]

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from streamload.converting import convert
     from streamload.errors import (
         CheckpointError,
         CheckpointNotFoundError,
@@ -54,6 +55,7 @@ __version__ = "0.1.0"
 # Public name → the module it is defined in. Imported on first use, so that listing a checkpoint
 # (``open_checkpoint``, ``streamload inspect``) imports neither torch nor numpy.
 _HOMES = {
+    "converting": ("convert",),
     "errors": (
         "CheckpointError",
         "CheckpointNotFoundError",
@@ -122,6 +124,7 @@ __all__ = [
     "Sum",
     "Transpose",
     "WriteError",
+    "convert",
     "empty_weights",
     "export",
     "generate",

@@ -23,7 +23,10 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     Raises:
         CheckpointError: it is not a JSON object.
     """
-    config_path = os.path.join(folder_of(path), "config.json")
+    return _read_object(os.path.join(folder_of(path), "config.json"))
+
+
+def _read_object(config_path: str) -> dict[str, Any] | None:
     try:
         file = OpenFile(config_path)
     except CheckpointNotFoundError:
@@ -50,10 +53,25 @@ def config_of(source: Source) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
     from streamload.sources.neox import NeoXRawSource
 
     if not isinstance(source, NeoXRawSource):
-        return read_config(source.path), ()
+        config = read_config(source.path)
+        return (config, ()) if config is not None else _from_params(source)
     from streamload.sources.neox_config import neox_config
 
     return neox_config(source.path, source)
+
+
+def _from_params(source: Source) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    """Meta's ``params.json``; one that is not for these files is as if it was not there."""
+    from streamload.mapping.meta_config import config_from_params
+
+    params_path = os.path.join(folder_of(source.path), "params.json")
+    params = _read_object(params_path)
+    if params is None or "n_layers" not in params:
+        return None, ()
+    try:
+        return config_from_params(params, source.catalog)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(str(error), path=params_path) from error
 
 
 def find_config(source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from typing_extensions import Unpack
 
+from streamload.caching import cache_settings, through_cache
 from streamload.configuration import config_of, find_config
 from streamload.engine.execute import Execution, execute
 from streamload.engine.lanes import lane_for, unusable
@@ -65,7 +66,7 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
         ReadError: reading failed midway.
     """
     settings = settings_from(options)
-    with open_checkpoint(path) as source:
+    with open_checkpoint(path, layers=settings.layers) as source:
         built = _build(source, settings)
         report = _load_open(
             built.model,
@@ -110,7 +111,7 @@ def load_into(
         As ``load``.
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
-    with open_checkpoint(path) as source:
+    with open_checkpoint(path, layers=settings.layers) as source:
         return _load_open(
             module,
             source,
@@ -136,13 +137,13 @@ def load_state_dict(
         **options: see LoadOptions.
     """
     settings = settings_from(options)
-    with open_checkpoint(path) as source:
+    with open_checkpoint(path, layers=settings.layers) as source:
         mapper = _mapper(mapping, _config_for(mapping, source), source, None, settings)
+        settings = cache_settings(settings, is_empty=True)
         made = build_plan(source.catalog, mapper, None, settings.plan_options(), source=source.path)
         made = _with_devices(made, settings)
         made.raise_if_refused()
-        check_memory(made, settings)
-        run = _execute(made, source, settings, {})
+        made, run = _carry_out(made, source, settings, {})
         tensors = {t.name: run.tensors[t.name] for t in made.tensors}
         for group in made.report.tied:
             held = next((tensors[name] for name in group if name in tensors), None)
@@ -165,14 +166,14 @@ def plan(
         ``.ok``, ``.problems``, ``.report`` (all lists) and ``.memory`` (needed, available).
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
-    with open_checkpoint(path) as source:
+    with open_checkpoint(path, layers=settings.layers) as source:
         return _plan_open(module, source, settings, _config_for(mapping, source), mapping)
 
 
 def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Plan:
     """What ``load`` would do; reads headers only."""
     settings = settings_from(options)
-    with open_checkpoint(path) as source:
+    with open_checkpoint(path, layers=settings.layers) as source:
         built = _build(source, settings)
         made = _plan_open(built.model, source, built.settings, built.file_config, "auto")
     notices = (*built.notices, *made.report.notices)
@@ -262,13 +263,13 @@ def _load_open(
     on_assign: OnAssign | None,
 ) -> LoadReport:
     start_s = time.perf_counter()
+    settings = cache_settings(settings, is_empty=any(p.is_meta for p in module.parameters()))
     made = _plan_open(module, source, settings, config, mapping)
     made.raise_if_refused()
-    made = check_memory(made, settings)
     existing = existing_tensors(module, made)
     with PeakSampler() as sampler:
-        run = _execute(made, source, settings, existing)
-    report = _report(made, run, sampler.peaks, time.perf_counter() - start_s)
+        followed, run = _carry_out(made, source, settings, existing)
+    report = _report(followed, run, sampler.peaks, time.perf_counter() - start_s)
     try:
         # Last of all: what is raised behind it would find the module changed.
         commit(module, made, run.tensors, on_assign=on_assign)
@@ -277,6 +278,26 @@ def _load_open(
             note_overwritten(error, run.overwritten)
         raise
     return report
+
+
+def _carry_out(
+    made: Plan, source: Source, settings: Settings, existing: dict[str, torch.Tensor]
+) -> tuple[Plan, Execution]:
+    """Carry a plan out if it fits in memory; from the cache if that is asked for.
+
+    Returns:
+        The plan that was followed, with what memory there is, and what came of it.
+    """
+    if not settings.cache:
+        made = check_memory(made, settings)
+        return made, _execute(made, source, settings, existing)
+
+    def checked(plan: Plan, plan_source: Source) -> Execution:
+        check_memory(plan, settings)
+        return _execute(plan, plan_source, settings, existing)
+
+    made, run = through_cache(made, source, settings, checked)
+    return check_memory(made, settings, refuse=False), run
 
 
 def _execute(

@@ -248,7 +248,9 @@ def test_high_water_mark_fills_in_what_falls_between_samples() -> None:
 
 def test_the_last_sample_is_taken_at_the_exit() -> None:
     with PeakSampler(interval_s=60, record=True) as sampler:
-        block = bytearray(48 * MIB)
+        # Memory of its own, whatever the process has freed before.
+        block = mmap.mmap(-1, 48 * MIB)
+        block.write(b"x" * (48 * MIB))
     assert len(sampler.samples) == 2
     assert sampler.samples[-1].rss_bytes - sampler.samples[0].rss_bytes >= 47 * MIB
     assert sampler.peaks.rss_bytes >= 47 * MIB

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 LABEL = "transformers"
-DELIVERS = "module, stored layout (Conv1D)"
+DELIVERS = "module, stored layout"
 IMPORTS = ("torch", "transformers")
 
 
@@ -17,5 +17,5 @@ def imports() -> None:
 def load(job: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(job.path, dtype=job.torch_dtype() or "auto")
+    model: Any = AutoModelForCausalLM.from_pretrained(job.path, dtype=job.torch_dtype() or "auto")
     return model.eval()

@@ -12,8 +12,10 @@ from streamload.dtypes import BY_NAME
 from streamload.engine.casts import can_overflow, count_overflows
 from streamload.engine.chunks import Block, Part
 from streamload.engine.lane import ReadElements, Sink
+from streamload.engine.pages import populate
 from streamload.errors import CheckpointError
 from streamload.planning.records import PlannedTensor
+from streamload.specs import numel
 
 __all__ = ["Buffer", "CpuLane", "CpuWorker"]
 
@@ -89,6 +91,8 @@ class CpuWorker:
             raw = self._raw.elements(block.stop - block.start, stored)
             read(block.start, block.stop, memory_at(raw, 0, raw.numel()))
             for part in block.parts:
+                if block.direct:
+                    _prepare(sinks[part.target], part)
                 _copy_part(raw, part, sinks[part.target])
 
     def close(self) -> None:
@@ -100,6 +104,7 @@ class CpuWorker:
         part = block.parts[0]
         tensor = sinks[part.target].tensor
         count = block.stop - block.start
+        _prepare(sinks[part.target], part)
         read(block.start, block.stop, memory_at(tensor, part.target_offset, count))
         if tensor.dtype == torch.bool:
             held = torch.as_strided(
@@ -129,7 +134,34 @@ class CpuWorker:
                 read(start, stop, memory_at(raw, 0, raw.numel()))
                 _cast(raw, panel[start - block.start : stop - block.start], first)
         for part in block.parts:
-            _copy_part(panel, part, sinks[part.target])
+            _prepare(sinks[part.target], part)
+            _turn(panel, part, sinks[part.target])
+
+
+def _prepare(sink: Sink, part: Part) -> None:
+    """Have the pages made that a part fills without gaps, if they are new."""
+    spans = zip(part.shape, part.target_strides, strict=True)
+    span = sum((size - 1) * stride for size, stride in spans) + 1
+    if sink.is_fresh and span == numel(part.shape):
+        size = sink.tensor.element_size()
+        populate(sink.tensor.data_ptr() + part.target_offset * size, span * size)
+
+
+def _turn(panel: torch.Tensor, part: Part, sink: Sink) -> None:
+    """Copy a part in the target's order of dimensions: torch's blocked transposition is taken
+    only if the target is the contiguous one of the two.
+    """
+    order = sorted(range(len(part.shape)), key=lambda d: -part.target_strides[d])
+    shape, source, target = (
+        tuple(values[d] for d in order)
+        for values in (part.shape, part.source_strides, part.target_strides)
+    )
+    start = sink.tensor.storage_offset() + part.target_offset
+    view = torch.as_strided(sink.tensor, shape, target, start)
+    start = panel.storage_offset() + part.source_offset
+    if panel.dtype == torch.bool:
+        refuse_odd_bools(panel)
+    _cast(torch.as_strided(panel, shape, source, start), view, sink)
 
 
 def refuse_odd_bools(values: torch.Tensor) -> None:

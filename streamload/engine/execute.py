@@ -170,7 +170,7 @@ def _stream(
                     counter.add_bytes(plan.stored[name].nbytes, plan.stored[name].name)
     moved = [t for t in tensors if not t.reduces]
     numbers = {t.name: i for i, t in enumerate(moved)}
-    sinks = [Sink(targets[t.name]) for t in moved]
+    sinks = [Sink(targets[t.name], is_fresh=t.is_new) for t in moved]
     queue = JobQueue(jobs_of(plan, moved, numbers))
     crew = Crew(source, lane, queue, sinks, done=counter.add, release=release)
     try:

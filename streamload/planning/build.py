@@ -124,7 +124,7 @@ def _finish(draft: Draft, binding: Binding, mapper: Mapper | None, source: str) 
         missing,
         unmatched,
         draft.mismatches,
-        unfilled,
+        [name for name in unfilled if name not in draft.troubled],
         options.strict,
         loaded=len(tensors),
         stored=draft.stored,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Sequence
 
 from streamload.errors import CheckpointError, CheckpointNotFoundError, printable
 from streamload.sources.base import Source
 from streamload.sources.files import OpenFile
+from streamload.sources.folders import TORCH_ENDINGS, choose_files
 from streamload.sources.header import describe_text
 from streamload.sources.hub import find_in_hub_cache, is_hub_name
 from streamload.sources.index import check_against_shards, read_index, shard_paths
@@ -16,21 +16,23 @@ from streamload.sources.safetensors import open_safetensors
 
 __all__ = ["folder_of", "open_checkpoint"]
 
-_PART_OF = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})(?P<ending>\.\w+)")
-_TORCH_ENDINGS = (".bin", ".pt", ".pth")
 _LOOKED_FOR = (
     "model.safetensors.index.json, one .safetensors file, pytorch_model.bin(.index.json), "
     "one .bin/.pt/.pth file, or layer_NN-model_PP-model_states.pt files"
 )
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Source:
+def open_checkpoint(
+    path: str | os.PathLike[str], *, layers: frozenset[int] | None = None
+) -> Source:
     """Open a checkpoint: headers are read, no tensor is.
 
     Args:
         path: a safetensors, .pt or .bin file, an ``*.index.json``, a folder that holds one of
             these, a folder of raw GPT-NeoX partitions, or ``hf:ORG/NAME[@REVISION]`` in the local
             hub cache.
+        layers: of raw partitions only the files of these blocks are opened; of other kinds
+            nothing is left out.
 
     Returns:
         A source; use it as a context manager, or call ``close()``.
@@ -41,9 +43,9 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Source:
     """
     given = os.fsdecode(path)
     if not is_hub_name(given):
-        return _open_path(given, given)
+        return _open_path(given, given, layers)
     try:
-        return _open_path(find_in_hub_cache(given), given)
+        return _open_path(find_in_hub_cache(given), given, layers)
     except CheckpointError as error:
         if error.path == given:
             raise
@@ -52,10 +54,10 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Source:
         ) from error
 
 
-def _open_path(real: str, given: str) -> Source:
+def _open_path(real: str, given: str, layers: frozenset[int] | None) -> Source:
     try:
         if os.path.isdir(real):
-            return _open_folder(real, given)
+            return _open_folder(real, given, layers)
         if real.lower().endswith(".index.json"):
             return _open_indexed(real, given)
     except ValueError as error:  # os.path refuses NUL bytes
@@ -70,7 +72,9 @@ def folder_of(path: str | os.PathLike[str]) -> str:
     return real if os.path.isdir(real) else os.path.dirname(real) or os.curdir
 
 
-def _open_folder(folder: str, given: str) -> Source:
+def _open_folder(folder: str, given: str, layers: frozenset[int] | None) -> Source:
+    from streamload.sources.neox import find_partitions, open_neox
+
     try:
         names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
     except OSError as error:
@@ -78,94 +82,19 @@ def _open_folder(folder: str, given: str) -> Source:
             f"the folder cannot be listed: {error.strerror}", path=given
         ) from error
     files = [name for name in names if not os.path.isdir(os.path.join(folder, name))]
-    for endings in ((".safetensors",), _TORCH_ENDINGS):
-        chosen = _choose(folder, files, endings)
+    for endings in ((".safetensors",), TORCH_ENDINGS):
+        chosen = choose_files(folder, files, endings)
         if chosen is not None and chosen[0].lower().endswith(".index.json"):
             return _open_indexed(os.path.join(folder, chosen[0]), given)
         if chosen:
             return _open_files([os.path.join(folder, name) for name in chosen], given)
-        if endings == (".safetensors",):
-            raw = _open_partitions(folder)
-            if raw is not None:
-                return raw
+    partitions = find_partitions(folder)
+    if partitions is not None:
+        return open_neox(partitions, layers=layers)
     seen = f"; it holds {', '.join(map(printable, names[:6]))}" if names else "; it is empty"
     raise CheckpointNotFoundError(
         f"no checkpoint in this folder: looked for {_LOOKED_FOR}{seen}", path=given
     )
-
-
-def _choose(folder: str, files: Sequence[str], endings: tuple[str, ...]) -> list[str] | None:
-    """The names of the files to open, or of one index; None if there is none of this kind."""
-    kinds = [name for name in files if name.lower().endswith(endings)]
-    indexes = [n for n in files if n.lower().endswith(tuple(e + ".index.json" for e in endings))]
-    preferred = [
-        n for n in indexes if n in ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-    ]
-    if len(indexes) > 1 and not preferred:
-        raise CheckpointError(
-            f"several indexes: {', '.join(indexes)}; pass the one that is meant", path=folder
-        )
-    if indexes:
-        return (preferred or indexes)[:1]
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if name in kinds:
-            return [name]
-    # Mistral's folders repeat all weights under other names in consolidated*: a last resort.
-    main = [
-        n
-        for n in kinds
-        if not n.startswith(
-            ("consolidated", "adapter_", "optimizer", "training_args", "scheduler", "rng_state")
-        )
-    ]
-    candidates = main or [n for n in kinds if n.startswith("consolidated")]
-    parts = [n for n in candidates if _PART_OF.fullmatch(n)]
-    if parts:
-        return _complete_set(folder, parts)
-    raw = [
-        n
-        for n in candidates
-        if re.fullmatch(
-            r"(layer_\d+-model_\d+-model_states|mp_rank_\d+_model_states|zero_pp_.*)\.pt", n
-        )
-    ]
-    candidates = [n for n in candidates if n not in raw]
-    if len(candidates) > 1:
-        raise CheckpointError(
-            f"several checkpoint files and no index: {', '.join(map(printable, candidates[:6]))}; "
-            "pass the one that is meant",
-            path=folder,
-        )
-    return candidates or None
-
-
-def _complete_set(folder: str, names: Sequence[str]) -> list[str]:
-    """All parts of a set ``NAME-00001-of-00003``, when no index says so."""
-    sets: dict[tuple[str, str, str], dict[int, str]] = {}
-    for name in names:
-        match = _PART_OF.fullmatch(name)
-        if match:
-            key = (match["stem"], match["count"], match["ending"])
-            sets.setdefault(key, {})[int(match["part"])] = name
-    if len(sets) > 1:
-        raise CheckpointError(
-            "several sets of shards and no index: "
-            + ", ".join(f"{stem}-*-of-{count}" for stem, count, _ in sets),
-            path=folder,
-        )
-    (stem, count, ending), found = next(iter(sets.items()))
-    absent = [
-        f"{stem}-{part:05d}-of-{count}{ending}"
-        for part in range(1, int(count) + 1)
-        if part not in found
-    ]
-    if absent:
-        raise CheckpointError(
-            f"{len(absent)} of {int(count)} shards are missing: {', '.join(absent[:8])}",
-            path=folder,
-            problems=tuple(f"shard {name!r} is missing" for name in absent),
-        )
-    return [found[part] for part in sorted(found)]
 
 
 def _open_indexed(index_path: str, given: str) -> Source:
@@ -201,16 +130,9 @@ def _opener(path: str) -> Callable[..., Source]:
         raise CheckpointError(
             "is a pickle-based torch file under a .safetensors name; it is not opened", path=path
         )
-    claims_torch = path.lower().endswith(_TORCH_ENDINGS)
+    claims_torch = path.lower().endswith(TORCH_ENDINGS)
     if is_torch or (claims_torch and not looks_safe and not describe_text(start)):
         from streamload.sources.torch_zip import open_torch
 
         return open_torch
     return open_safetensors
-
-
-def _open_partitions(folder: str) -> Source | None:
-    from streamload.sources.neox import find_partitions, open_neox
-
-    found = find_partitions(folder)
-    return None if found is None else open_neox(found)

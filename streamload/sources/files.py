@@ -11,10 +11,16 @@ import os
 import stat
 import threading
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from streamload.errors import CheckpointError, CheckpointNotFoundError, ReadError
 from streamload.sources.base import SourceBase
 from streamload.specs import Extent
+
+if TYPE_CHECKING:
+    import torch
+
+    from streamload.sources.mapped_file import MappedFile
 
 __all__ = ["BlockSource", "OpenFile"]
 
@@ -152,6 +158,7 @@ class BlockSource(SourceBase):
     def __init__(self, path: str, files: Iterable[OpenFile]) -> None:
         self.path = path
         self._files = {file.path: file for file in files}
+        self._maps: dict[str, MappedFile] = {}
 
     def read_into(self, extent: Extent, buffer: memoryview, *, tensor: str | None = None) -> None:
         """Fill ``buffer`` with the extent's bytes; see Source."""
@@ -165,13 +172,23 @@ class BlockSource(SourceBase):
         """Give the extent's cached pages back."""
         self._files[extent.file].advise(extent.offset, extent.nbytes, needed=False)
 
+    def mapped(self, name: str) -> torch.Tensor | None:
+        """The tensor as a view of its file's one mapping, or None where it cannot be."""
+        from streamload.sources.mapped_file import MappedFile
+
+        spec = self.catalog[name]
+        if spec.file not in self._maps:
+            self._maps[spec.file] = MappedFile(self._files[spec.file])
+        return self._maps[spec.file].tensor(spec)
+
     def check_unchanged(self) -> None:
         """Compare every file with what it was when it was opened."""
         for file in self._files.values():
             file.check_unchanged()
 
     def close(self) -> None:
-        """Close every file."""
+        """Close every file; mapped tensors stay valid."""
+        self._maps.clear()
         for file in self._files.values():
             file.close()
 

@@ -16,8 +16,6 @@ from streamload.specs import Catalog, TensorSpec
 if TYPE_CHECKING:
     import torch
 
-    from streamload.sources.mapped_file import MappedFile
-
 __all__ = ["SafetensorsSource", "open_safetensors"]
 
 
@@ -71,7 +69,6 @@ class SafetensorsSource(BlockSource):
                 tensors[name] = spec
             metadata = {**catalog.metadata, **metadata}
         self.catalog = Catalog(tensors, metadata)
-        self._maps: dict[str, MappedFile] = {}
         self._readers: dict[str, Any] = {}
 
     def refuse_repeats(self) -> None:
@@ -83,15 +80,6 @@ class SafetensorsSource(BlockSource):
         raise CheckpointError(
             "; ".join(lines[:3]), path=self.path, tensor=self._repeats[0][0], problems=tuple(lines)
         )
-
-    def mapped(self, name: str) -> torch.Tensor | None:
-        """The tensor as a view of its file's one mapping, or None where it is misaligned."""
-        from streamload.sources.mapped_file import MappedFile
-
-        spec = self.catalog[name]
-        if spec.file not in self._maps:
-            self._maps[spec.file] = MappedFile(self._files[spec.file])
-        return self._maps[spec.file].tensor(spec)
 
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor's values through ``safe_open``, in memory of their own."""
@@ -121,7 +109,6 @@ class SafetensorsSource(BlockSource):
 
     def close(self) -> None:
         """Close every file; mapped tensors stay valid."""
-        self._maps.clear()
         self._readers.clear()
         super().close()
 

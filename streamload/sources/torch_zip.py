@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from streamload.dtypes import BY_NAME
 from streamload.errors import CheckpointError, printable
 from streamload.sources.files import BlockSource, OpenFile
 from streamload.sources.torch_archive import Archive, read_archive
@@ -62,7 +61,6 @@ class TorchSource(BlockSource):
         super().__init__(path, [part.file for part in parts])
         self._stored = dict(tensors)
         self.checksums = {extent: crc for part in parts for extent, crc in part.checksums.items()}
-        self._maps: dict[str, torch.Tensor | None] = {}
         self.catalog = Catalog(
             {name: stored.spec for name, stored in self._stored.items()},
             notices=(*(notice for part in parts for notice in part.notices), *notices),
@@ -72,33 +70,6 @@ class TorchSource(BlockSource):
         """The values, contiguous and in memory of their own; see Source."""
         stored = self._stored[name]
         return read_values(self._files[stored.spec.file], stored)
-
-    def mapped(self, name: str) -> torch.Tensor | None:
-        """A view of the mapped file, strided as stored; None if it is not aligned or dense."""
-        import torch
-
-        spec = self._stored[name].spec
-        dtype = BY_NAME[spec.dtype]
-        if spec.extent is None or not spec.nbytes or spec.extent.offset % dtype.itemsize:
-            return None
-        if spec.file not in self._maps:
-            self._maps[spec.file] = self._map(self._files[spec.file])
-        whole = self._maps[spec.file]
-        if whole is None:
-            return None
-        raw = whole[spec.extent.offset : spec.extent.offset + spec.extent.nbytes]
-        values = raw.view(getattr(torch, str(dtype.torch_name)))
-        return values.as_strided(spec.shape, self._stored[name].strides, values.storage_offset())
-
-    def _map(self, file: OpenFile) -> torch.Tensor | None:
-        """The whole file as a uint8 tensor; None where nothing is mapped."""
-        del file
-        return None
-
-    def close(self) -> None:
-        """Close every file; mapped tensors stay valid."""
-        self._maps.clear()
-        super().close()
 
 
 def open_torch(paths: Sequence[str], *, given: str) -> TorchSource:

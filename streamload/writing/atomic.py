@@ -19,7 +19,7 @@ from streamload.errors import WriteError
 __all__ = ["StagedFile", "StagedFolder", "check_space", "remove_leftovers", "translated"]
 
 _PREFIX = ".streamload-"
-_NUMBERS = itertools.count()
+_NUMBERS = itertools.count()  # two threads that write one file must not share a temporary
 
 
 @contextmanager
@@ -43,10 +43,9 @@ def translated(path: str) -> Iterator[None]:
 def temporary_name(path: str) -> str:
     """A name in the same folder that no reader takes for a checkpoint."""
     folder, name = os.path.split(path)
-    # A number, as threads may write to one path; cut, as the whole must not be over 255 bytes.
-    start = f"{_PREFIX}{os.getpid()}-{next(_NUMBERS)}-"
+    # Cut, as the whole must not be over 255 bytes.
     kept = os.fsencode(name)[:128].decode("utf-8", "ignore")
-    return os.path.join(folder, f"{start}{kept}.tmp")
+    return os.path.join(folder, f"{_PREFIX}{os.getpid()}-{next(_NUMBERS)}-{kept}.tmp")
 
 
 def remove_leftovers(folder: str) -> None:

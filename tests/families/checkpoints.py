@@ -64,6 +64,8 @@ FAMILIES = {
     "gpt_neox-sequential": lambda: GPTNeoXConfig(**EVEN, use_parallel_residual=False),
 }
 
+OTHERS = {"plain-llama": lambda: LlamaConfig(**GROUPED, rope_theta=500.0)}
+
 
 @dataclass(frozen=True)
 class Saved:
@@ -76,7 +78,7 @@ class Saved:
 
 @cache
 def saved(name: str, root: Path) -> Saved:
-    peer, expected = build_pair(FAMILIES[name]())
+    peer, expected = build_pair({**FAMILIES, **OTHERS}[name]())
     folder = root / name
     peer.save_pretrained(folder)
     return Saved(folder, peer, expected)

@@ -1,0 +1,30 @@
+"""transformers' own model, greedy, with its key/value cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+LABEL = "transformers"
+DELIVERS = "tokens"
+IMPORTS = ("torch", "transformers")
+
+
+def load(job: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(job.path, dtype=job.torch_dtype() or "auto")
+    return model.eval()
+
+
+def tokens(job: Any, ids: list[int], count: int) -> Iterator[int]:
+    import torch
+
+    model = load(job)
+    step, cache = torch.tensor([ids]), None
+    with torch.inference_mode():
+        for _ in range(count):
+            out = model(step, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache = out.past_key_values
+            step = out.logits[:, -1].argmax(-1, keepdim=True)
+            yield int(step)

@@ -1,0 +1,140 @@
+"""The parts of a load, one at a time: ``pytest bench --benchmark-only``.
+
+As plain tests they run once or a few times and check what they compute. ``extra_info`` has the
+bytes that were moved and the peak memory of one call over its start.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import streamload
+from bench.checkpoints import many_tensors
+from bench.safetensors_header import read_headers, write_header
+from streamload.loading import plan_checkpoint
+from streamload.memory import PeakSampler
+from streamload.synthesis import synthesize
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BENCH_DIR", str(tmp_path_factory.mktemp("micro")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file with one float32 matrix of 8 MiB."""
+    path = str(tmp_path_factory.mktemp("matrix") / "one.safetensors")
+    start = write_header(path, [("w", (1024, 2048), "F32", 8 * MIB)])
+    with open(path, "r+b") as file:
+        file.seek(start)
+        values = torch.randn(1024, 2048, generator=torch.Generator().manual_seed(0))
+        file.write(values.numpy().tobytes())
+    return path
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A GPT-2 of a few megabytes."""
+    folder = str(tmp_path_factory.mktemp("small") / "gpt2")
+    synthesize("gpt2-stub", folder, layers=4)
+    return folder
+
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(benchmark: Any) -> Run:
+    """Times a call, notes its bytes and its peak memory, and returns what it returned."""
+
+    def timed(call: Callable[[], Any], *, nbytes: int = 0, rounds: int = 5) -> Any:
+        with PeakSampler(interval_s=0.001) as sampler:
+            result = call()
+        benchmark.extra_info["peak_rss_bytes"] = sampler.peaks.rss_bytes
+        benchmark.extra_info["peak_anonymous_bytes"] = sampler.peaks.anonymous_bytes
+        benchmark.extra_info["nbytes"] = nbytes
+        benchmark.pedantic(call, rounds=rounds, warmup_rounds=1)
+        return result
+
+    return timed
+
+
+def test_header_parsing(run: Run) -> None:
+    path = many_tensors(5000)
+
+    def call() -> int:
+        with streamload.open_checkpoint(path) as source:
+            return len(source.catalog)
+
+    assert run(call, nbytes=os.path.getsize(path) - 5000 * 256) == 5000
+
+
+def test_planning(run: Run, small: str) -> None:
+    made = run(lambda: plan_checkpoint(small, dtype="bfloat16"))
+    assert made.ok
+    assert len(made.report.loaded) == 4 * 12 + 4
+
+
+def test_block_read(run: Run, matrix: str) -> None:
+    buffer = bytearray(4 * MIB)
+    with streamload.open_checkpoint(matrix) as source:
+        extent = source.catalog["w"].extent
+        assert extent is not None
+        block = type(extent)(extent.file, extent.offset, len(buffer))
+        run(lambda: source.read_into(block, memoryview(buffer)), nbytes=len(buffer), rounds=20)
+    with open(matrix, "rb") as file:
+        file.seek(read_headers([matrix])["w"].offset)
+        assert file.read(len(buffer)) == buffer
+
+
+def _expected(path: str) -> torch.Tensor:
+    entry = read_headers([path])["w"]
+    with open(path, "rb") as file:
+        file.seek(entry.offset)
+        return torch.frombuffer(bytearray(file.read(entry.nbytes)), dtype=torch.float32).view(
+            entry.shape
+        )
+
+
+def test_read_without_a_cast(run: Run, matrix: str) -> None:
+    loaded = run(lambda: streamload.load_state_dict(matrix), nbytes=8 * MIB)
+    assert torch.equal(loaded["w"], _expected(matrix))
+
+
+def test_cast(run: Run, matrix: str) -> None:
+    loaded = run(lambda: streamload.load_state_dict(matrix, dtype="bfloat16"), nbytes=8 * MIB)
+    assert torch.equal(loaded["w"], _expected(matrix).bfloat16())
+
+
+def test_transposed_copy(run: Run, matrix: str) -> None:
+    turned = streamload.NameMap((streamload.Rule("w", "w", streamload.Transpose()),))
+    loaded = run(
+        lambda: streamload.load_state_dict(matrix, dtype="bfloat16", mapping=turned),
+        nbytes=8 * MIB,
+    )
+    assert loaded["w"].is_contiguous()
+    assert torch.equal(loaded["w"], _expected(matrix).bfloat16().t())
+
+
+@pytest.mark.parametrize("mode", ["stream", "stored", "map"])
+def test_small_load(run: Run, small: str, mode: str) -> None:
+    options: dict[str, dict[str, Any]] = {
+        "stream": {},
+        "stored": {"layout": "stored"},
+        "map": {"mode": "map"},
+    }
+    path = Path(small) / "model.safetensors"
+    loaded = run(lambda: streamload.load(small, **options[mode]), nbytes=path.stat().st_size)
+    assert loaded.report.mode == ("map" if mode == "map" else "stream")
+    assert not loaded.report.missing

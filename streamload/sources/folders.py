@@ -1,0 +1,79 @@
+"""Which files of a folder are the checkpoint, by their names; nothing is opened."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from streamload.errors import CheckpointError, printable
+
+__all__ = ["TORCH_ENDINGS", "choose_files"]
+
+_PART_OF = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})(?P<ending>\.\w+)")
+_PARTITION = re.compile(
+    r"(layer_\d+-model_\d+-model_states|mp_rank_\d+_model_states|zero_pp_.*)\.pt"
+)
+# Files that stand beside weights and are none, or repeat them.
+_BESIDE = ("consolidated", "adapter_", "optimizer", "training_args", "scheduler", "rng_state")
+TORCH_ENDINGS = (".bin", ".pt", ".pth")
+
+
+def choose_files(folder: str, files: Sequence[str], endings: tuple[str, ...]) -> list[str] | None:
+    """The names of the files to open, or of one index; None if there is none of this kind."""
+    kinds = [name for name in files if name.lower().endswith(endings)]
+    indexes = [n for n in files if n.lower().endswith(tuple(e + ".index.json" for e in endings))]
+    preferred = [
+        n for n in indexes if n in ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+    ]
+    if len(indexes) > 1 and not preferred:
+        raise CheckpointError(
+            f"several indexes: {', '.join(indexes)}; pass the one that is meant", path=folder
+        )
+    if indexes:
+        return (preferred or indexes)[:1]
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if name in kinds:
+            return [name]
+    # Mistral's folders repeat all weights under other names in consolidated*: a last resort.
+    main = [n for n in kinds if not n.startswith(_BESIDE)]
+    candidates = main or [n for n in kinds if n.startswith("consolidated")]
+    parts = [n for n in candidates if _PART_OF.fullmatch(n)]
+    if parts:
+        return _complete_set(folder, parts)
+    candidates = [n for n in candidates if not _PARTITION.fullmatch(n)]
+    if len(candidates) > 1:
+        raise CheckpointError(
+            f"several checkpoint files and no index: {', '.join(map(printable, candidates[:6]))}; "
+            "pass the one that is meant",
+            path=folder,
+        )
+    return candidates or None
+
+
+def _complete_set(folder: str, names: Sequence[str]) -> list[str]:
+    """All parts of a set ``NAME-00001-of-00003``, when no index says so."""
+    sets: dict[tuple[str, str, str], dict[int, str]] = {}
+    for name in names:
+        match = _PART_OF.fullmatch(name)
+        if match:
+            key = (match["stem"], match["count"], match["ending"])
+            sets.setdefault(key, {})[int(match["part"])] = name
+    if len(sets) > 1:
+        raise CheckpointError(
+            "several sets of shards and no index: "
+            + ", ".join(f"{stem}-*-of-{count}" for stem, count, _ in sets),
+            path=folder,
+        )
+    (stem, count, ending), found = next(iter(sets.items()))
+    absent = [
+        f"{stem}-{part:05d}-of-{count}{ending}"
+        for part in range(1, int(count) + 1)
+        if part not in found
+    ]
+    if absent:
+        raise CheckpointError(
+            f"{len(absent)} of {int(count)} shards are missing: {', '.join(absent[:8])}",
+            path=folder,
+            problems=tuple(f"shard {name!r} is missing" for name in absent),
+        )
+    return [found[part] for part in sorted(found)]
