@@ -54,10 +54,15 @@ def place(draft: Draft, assignment: Assignment) -> None:
             return
     if assignment.absent or (draft.targets is not None and not all(wanted)):
         lacking = ", ".join(map(repr, assignment.absent)) or "a target of the module"
-        draft.incomplete.append(
+        line = (
             f"{' + '.join(map(repr, assignment.sources))} cannot fill "
             f"{', '.join(map(repr, assignment.targets))}: {lacking} is missing"
         )
+        if assignment.by_rank:
+            draft.troubled.update(assignment.targets)
+            draft.problems.append(line)
+        else:
+            draft.incomplete.append(line)
         return
     layouts = _layouts(draft, assignment, specs, wanted)
     for target, spec, layout in zip(assignment.targets, wanted, layouts, strict=False):
