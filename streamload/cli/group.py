@@ -22,6 +22,7 @@ _COMMANDS = {
     "plan": "Say what a load would do and need, without doing it.",
     "load": "Load a checkpoint and print the report.",
     "generate": "Continue a text or a list of tokens.",
+    "bench": "Measure how fast this machine loads a checkpoint, and how fast it could.",
     "synth": "Write a checkpoint of random weights in a published layout.",
 }
 

@@ -59,6 +59,9 @@ def _prepared(order: dict[str, Any]) -> _Task:
 
     import streamload
     from streamload.measuring import floor, touch  # noqa: F401
+    from streamload.measuring.imports import import_for_loads
+
+    import_for_loads()
 
     workers, path = order["workers"], order["path"]
     if order["do"] == "copy":

@@ -54,6 +54,7 @@ def judge(figures: Figures) -> Verdict:
     """What the load waited for most, and the figures that say so."""
     return (
         _disk(figures)
+        or _starved(figures)
         or _memory(figures)
         or _cpu(figures)
         or Verdict(
@@ -86,19 +87,24 @@ def _memory(f: Figures) -> Verdict | None:
         return None
     return Verdict(
         "memory bandwidth",
-        f"it moved at least {_gb(f.moved_bytes)} through memory, {_gb(f.moved_bytes / f.total_s)}/s,"
-        f" where plain copying reaches {_gb(f.copy_bytes_per_s)}/s",
+        f"it moved at least {_gb(f.moved_bytes)} through memory, "
+        f"{_gb(f.moved_bytes / f.total_s)}/s, where plain copying reaches {_gb(f.copy_bytes_per_s)}/s",
     )
 
 
-def _cpu(f: Figures) -> Verdict | None:
+def _starved(f: Figures) -> Verdict | None:
+    """Others computed on the CPUs that the load's threads wanted."""
     others = f.other_cpus or 0.0
+    if others <= BUSY_CPUS or _busy(f) + others < _CPU_SHARE * f.cpus:
+        return None
+    if _busy(f) >= _CPU_SHARE * _most(f):
+        return None
+    return Verdict("cpu", f"{_cpus(f)}, as other processes took {others:.1f}: {_split(f)}")
+
+
+def _cpu(f: Figures) -> Verdict | None:
     if _busy(f) >= _CPU_SHARE * _most(f):
         return Verdict("cpu", f"{_cpus(f)}: {_split(f)}{_at_memory(f)}")
-    if others > BUSY_CPUS and _busy(f) + others >= _CPU_SHARE * f.cpus:
-        return Verdict(
-            "cpu", f"{_cpus(f)}, as other processes took {others:.1f}: {_split(f)}{_at_memory(f)}"
-        )
     if _most(f) > 1 and _busy(f) >= _CPU_SHARE:
         return Verdict(
             "cpu", f"{_cpus(f)}, about one thread's worth (planning is one thread's): {_split(f)}"
@@ -134,7 +140,8 @@ def _at_memory(f: Figures) -> str:
 
 
 def _share(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.0f} %" if whole else "0 %"
+    # Readahead fetches a little more than is needed.
+    return f"{min(100.0, 100 * part / whole):.0f} %" if whole else "0 %"
 
 
 def _gb(count: float) -> str:
