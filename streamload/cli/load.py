@@ -12,6 +12,7 @@ from streamload.cli.options import common_options, given, load_options
 from streamload.cli.progress import progress_bar
 from streamload.cli.tables import say
 from streamload.cli.trace import Trace, checked_path
+from streamload.measuring.imports import import_for_loads
 
 
 @click.command("load", epilog="Example: streamload load ./gpt2-xl --dtype bfloat16 -v")
@@ -36,7 +37,10 @@ def command(
     """
     import streamload
 
-    trace = Trace() if trace_path is not None else None
+    trace = None
+    if trace_path is not None:
+        import_for_loads()  # or the curves would begin with torch's memory
+        trace = Trace()
     with progress_bar("loading") as progress, trace or contextlib.nullcontext():
         if trace is not None:
             progress = trace.progress(progress)

@@ -21,9 +21,10 @@ __all__ = ["ENDINGS", "Trace", "checked_path"]
 
 ENDINGS = (".png", ".json")
 _MIB = 1 << 20
+_COLOR = "#1b5e8c"
 _WIDTH_INCHES, _HEIGHT_INCHES, _DPI = 8.3, 4.2, 150
 
-Progress = Callable[[int, int, str], object]
+Progress = Callable[[int, int, str], None]
 
 
 def checked_path(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:

@@ -88,7 +88,8 @@ def _memory(f: Figures) -> Verdict | None:
     return Verdict(
         "memory bandwidth",
         f"it moved at least {_gb(f.moved_bytes)} through memory, "
-        f"{_gb(f.moved_bytes / f.total_s)}/s, where plain copying reaches {_gb(f.copy_bytes_per_s)}/s",
+        f"{_gb(f.moved_bytes / f.total_s)}/s, where plain copying reaches "
+        f"{_gb(f.copy_bytes_per_s)}/s",
     )
 
 

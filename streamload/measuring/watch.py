@@ -156,7 +156,7 @@ class _Watcher:
                 if line is not None:
                     self._hear(at_s, json.loads(line), status)
                 if time.perf_counter() - self._start_s > timeout_s:
-                    self._watch.failure = f"took longer than {timeout_s:.0f} s"
+                    self._watch.failure = f"took longer than {timeout_s:g} s"
                     self._child.kill()
                     break
         try:
