@@ -13,6 +13,7 @@ from streamload.engine.threads import use_one_torch_thread
 from streamload.errors import CheckpointError
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
+from streamload.threads import end_thread
 
 __all__ = ["Crew"]
 
@@ -48,7 +49,6 @@ class Crew:
         self._done = done
         self._release = release
         self._stop = threading.Event()
-        self._wake = threading.Condition()
         self._error: BaseException | None = None
 
     def run(self, workers: int, *, tick: Callable[[], None]) -> None:
@@ -61,8 +61,10 @@ class Crew:
             threading.Thread(target=self._work, name=f"streamload-{i}", daemon=True)
             for i in range(workers)
         ]
+        begun: list[threading.Thread] = []
         try:
             for thread in threads:
+                begun.append(thread)
                 thread.start()
             for thread in threads:
                 while thread.is_alive():
@@ -72,9 +74,8 @@ class Crew:
             self._stop.set()
             raise
         finally:
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join()
+            for thread in begun:
+                end_thread(thread)
         error, self._error = self._error, None
         if error is not None:
             raise error
