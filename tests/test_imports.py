@@ -46,6 +46,7 @@ ORDER = (
     "generation",
     "synthesis",
     "text",
+    "measuring",
     "cli",
 )
 
