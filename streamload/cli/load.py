@@ -44,7 +44,9 @@ def command(
     with progress_bar("loading") as progress, trace or contextlib.nullcontext():
         if trace is not None:
             progress = trace.progress(progress)
-        report = streamload.load(path, progress=progress, **given(options)).report
+        # Kept to the trace's end, which would show the model's memory going otherwise.
+        loaded = streamload.load(path, progress=progress, **given(options))
+    report = loaded.report
     if trace is not None and trace_path is not None:
         trace.write(trace_path, report)
     if as_json:
