@@ -13,8 +13,10 @@ from torch import nn
 from typing_extensions import Unpack
 
 from streamload.configuration import config_of, find_config
+from streamload.engine.cuda import CudaMeter
 from streamload.engine.execute import Execution, execute
 from streamload.engine.lanes import lane_for
+from streamload.engine.layers import OnLayer
 from streamload.errors import PlanError
 from streamload.mapping.binding import Mapper
 from streamload.mapping.choose import choose_mapper
@@ -23,6 +25,7 @@ from streamload.memory_check import check_memory
 from streamload.modules import OnAssign, commit, existing_tensors, targets_of
 from streamload.options import LoadOptions, Settings, settings_from
 from streamload.planning import Plan, Targets, build_plan
+from streamload.preparing import hook_for, prepare, refuse_absent
 from streamload.report import LoadReport
 from streamload.sources.base import Source
 from streamload.sources.detect import open_checkpoint
@@ -141,9 +144,12 @@ def load_state_dict(
     with open_checkpoint(path, layers=settings.layers) as source:
         mapper = _mapper(mapping, _config_for(mapping, source), source, None, settings)
         made = build_plan(source.catalog, mapper, None, settings.plan_options(), source=source.path)
+        made = prepare(made, None, settings)
         made.raise_if_refused()
         check_memory(made, settings)
-        run = _execute(made, source, settings, {})
+        run = _execute(made, source, settings, {}, settings.on_layer)
+        if run.modules:
+            raise PlanError("on_layer returned a module, but load_state_dict has no module")
         tensors = {t.name: run.tensors[t.name] for t in made.tensors}
         for group in made.report.tied:
             held = next((tensors[name] for name in group if name in tensors), None)
@@ -200,6 +206,7 @@ def iter_tensors(
         PlanError: a name is not in the checkpoint.
     """
     settings = settings_from(options)
+    refuse_absent(settings, os.fspath(path))
     source = open_checkpoint(path)
     wanted = None if names is None else set(names)
     start = settings.prefix or ""
@@ -286,7 +293,7 @@ def _plan_open(
     targets = targets_of(module)
     mapper = _mapper(mapping, config, source, targets, settings)
     made = build_plan(source.catalog, mapper, targets, settings.plan_options(), source=source.path)
-    return check_memory(made, settings, refuse=False)
+    return check_memory(prepare(made, module, settings), settings, refuse=False)
 
 
 def _load_open(
@@ -303,31 +310,49 @@ def _load_open(
     made.raise_if_refused()
     made = check_memory(made, settings)
     existing = existing_tensors(module, made)
+    on_layer = hook_for(made, module, settings)
+    meter = CudaMeter(t.device for t in made.tensors)
     with PeakSampler() as sampler:
-        run = _execute(made, source, settings, existing)
-        commit(module, made, run.tensors, on_assign=on_assign)
-    return _report(made, run, sampler.peaks, time.perf_counter() - start_s)
+        run = _execute(made, source, settings, existing, on_layer)
+        commit(
+            module,
+            made,
+            run.tensors,
+            modules=run.modules,
+            given=run.given,
+            on_assign=on_assign,
+        )
+    elapsed_s = time.perf_counter() - start_s
+    return _report(made, run, sampler.peaks, meter.peak_bytes(), elapsed_s)
 
 
 def _execute(
-    made: Plan, source: Source, settings: Settings, existing: dict[str, torch.Tensor]
+    made: Plan,
+    source: Source,
+    settings: Settings,
+    existing: dict[str, torch.Tensor],
+    on_layer: OnLayer | None,
 ) -> Execution:
     with torch.inference_mode(mode=False):
         return execute(
             made,
             source,
-            lane_for("cpu", chunk_bytes=settings.chunk_bytes),
+            lane_for((t.device for t in made.tensors), chunk_bytes=settings.chunk_bytes),
             existing=existing,
             progress=settings.progress,
+            on_layer=on_layer,
         )
 
 
-def _report(made: Plan, run: Execution, peaks: MemoryPeaks, elapsed_s: float) -> LoadReport:
+def _report(
+    made: Plan, run: Execution, peaks: MemoryPeaks, device_bytes: int, elapsed_s: float
+) -> LoadReport:
     memory = replace(
         made.report.memory,
         peak_rss_bytes=max(peaks.rss_bytes, 0),
         peak_anonymous_bytes=max(peaks.anonymous_bytes, 0),
         peak_file_bytes=max(peaks.file_bytes, 0),
+        peak_device_bytes=device_bytes,
     )
     return replace(
         made.report,

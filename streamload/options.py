@@ -152,11 +152,20 @@ def _dtype(value: object) -> DType | None:
 
 
 def _device(value: Any) -> str | Mapping[str, str]:
-    if value is None:
-        return "cpu"
     if isinstance(value, Mapping):
-        return {str(k).rstrip("."): "cpu" if v is None else str(v) for k, v in value.items()}
-    return str(value)
+        return {str(k).rstrip("."): _device_name(v) for k, v in value.items()}
+    return _device_name(value)
+
+
+def _device_name(value: Any) -> str:
+    """As torch spells it; ``cpu`` has no number."""
+    import torch
+
+    try:
+        device = torch.device("cpu" if value is None else value)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"{value!r} is not the name of a device, like cpu or cuda:0") from error
+    return "cpu" if device.type == "cpu" else str(device)
 
 
 def _layers(value: Collection[int] | None) -> frozenset[int] | None:

@@ -23,10 +23,12 @@ class Sink:
 
     Attributes:
         tensor: the destination, owned by the caller; strides as planned.
+        device: as planned; says which lane writes it where there are several.
         overflows: finite stored values that became infinite by the cast, so far.
     """
 
     tensor: torch.Tensor
+    device: str = "cpu"
     overflows: int = 0
 
 

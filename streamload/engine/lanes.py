@@ -1,14 +1,114 @@
-"""Which lane serves a device."""
+"""Which lane serves a device, which devices there are, and one lane over several devices."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from streamload.engine.chunks import Block, Part
 from streamload.engine.cpu import CpuLane
-from streamload.engine.lane import Lane
+from streamload.engine.device import DeviceLane, PlainOps
+from streamload.engine.lane import Lane, LaneWorker, ReadElements, Sink
+from streamload.planning.records import PlannedTensor
 
-__all__ = ["lane_for"]
+__all__ = ["DeviceLanes", "absent_devices", "lane_for"]
 
 
-def lane_for(device: str, *, chunk_bytes: int) -> Lane:
-    """The lane for ``device``."""
-    del device
-    return CpuLane(chunk_bytes=chunk_bytes)
+def lane_for(devices: Iterable[str], *, chunk_bytes: int) -> Lane:
+    """The lane for tensors that are planned for ``devices``; the CPU's if there are none.
+
+    Call it from the thread whose current stream is to see the tensors.
+    """
+    lanes = {device: _lane(device, chunk_bytes) for device in sorted(set(devices))}
+    if len(lanes) > 1:
+        return DeviceLanes(lanes)
+    return next(iter(lanes.values()), None) or CpuLane(chunk_bytes=chunk_bytes)
+
+
+def _lane(device: str, chunk_bytes: int) -> Lane:
+    kind = torch.device(device).type
+    if kind == "cpu":
+        return CpuLane(chunk_bytes=chunk_bytes)
+    if kind == "cuda":
+        from streamload.engine.cuda import CudaOps
+
+        return DeviceLane(CudaOps(device))
+    return DeviceLane(PlainOps(device))
+
+
+def absent_devices(devices: Iterable[str]) -> list[str]:
+    """What is wrong with devices that tensors are to go to, one line each; allocates nothing."""
+    problems = []
+    for device in sorted(set(devices)):
+        reason = _why_absent(torch.device(device))
+        if reason:
+            problems.append(f"device {device!r} is not there: {reason}")
+    return problems
+
+
+def _why_absent(device: torch.device) -> str:
+    if device.type == "cpu":
+        return ""
+    if device.type == "meta":
+        return "tensors on it hold no values"
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            return "torch sees no CUDA device"
+        count = torch.cuda.device_count()
+        if device.index is not None and device.index >= count:
+            return f"there are {count} CUDA devices, counted from 0"
+        return ""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ImportError) as error:
+        return str(error).partition("\n")[0]
+    return ""
+
+
+class DeviceLanes:
+    """Sends each tensor and each block to the lane of its device.
+
+    Args:
+        lanes: by ``PlannedTensor.device``.
+    """
+
+    def __init__(self, lanes: Mapping[str, Lane]) -> None:
+        self._lanes = lanes
+
+    def allocate(self, tensor: PlannedTensor) -> torch.Tensor:
+        """See Lane."""
+        return self._lanes[tensor.device].allocate(tensor)
+
+    def worker(self) -> LaneWorker:
+        """See Lane."""
+        return _Dispatcher(self._lanes)
+
+    def finish(self) -> None:
+        """See Lane."""
+        for lane in self._lanes.values():
+            lane.finish()
+
+
+class _Dispatcher:
+    def __init__(self, lanes: Mapping[str, Lane]) -> None:
+        self._lanes = lanes
+        self._workers: dict[str, LaneWorker] = {}
+
+    def carry(
+        self, block: Block, stored: torch.dtype, read: ReadElements, sinks: Sequence[Sink]
+    ) -> None:
+        """See LaneWorker; a block with parts on several devices is read once for each."""
+        by_device: dict[str, list[Part]] = {}
+        for part in block.parts:
+            by_device.setdefault(sinks[part.target].device, []).append(part)
+        for device, parts in by_device.items():
+            if device not in self._workers:
+                self._workers[device] = self._lanes[device].worker()
+            self._workers[device].carry(replace(block, parts=tuple(parts)), stored, read, sinks)
+
+    def close(self) -> None:
+        """See LaneWorker."""
+        for worker in self._workers.values():
+            worker.close()
