@@ -337,7 +337,11 @@ def _execute(
         return execute(
             made,
             source,
-            lane_for((t.device for t in made.tensors), chunk_bytes=settings.chunk_bytes),
+            lane_for(
+                (t.device for t in made.tensors),
+                chunk_bytes=settings.chunk_bytes,
+                passing=on_layer is not None,
+            ),
             existing=existing,
             progress=settings.progress,
             on_layer=on_layer,

@@ -13,6 +13,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,8 @@ import torch
 from torch import nn
 
 from streamload.engine.layers import AHEAD, OnLayer, in_blocks
+from streamload.engine.pages import empty_pages
+from streamload.engine.threads import use_one_torch_thread
 from streamload.errors import MissingExtraError
 from streamload.planning.records import Plan, PlannedTensor
 from streamload.specs import numel
@@ -29,7 +32,7 @@ __all__ = ["Quantizer", "quantizer_for"]
 # What torchao takes and gives back as the weight's own dtype.
 _DTYPES = ("F32", "F16", "BF16")
 # Rows are quantised so many elements at a time: torchao's temporaries then stay in the cache.
-_PANEL_ELEMENTS = 1 << 19
+_PANEL_ELEMENTS = 1 << 18
 # float32 copies of a panel, of which torchao makes a handful.
 _PANEL_BYTES = 8 * 4 * _PANEL_ELEMENTS
 _ROW_BYTES = 5  # a float32 scale and an int8 zero point
@@ -42,9 +45,11 @@ class Quantizer:
 
     Attributes:
         names: target names of the weights that are quantised.
+        workers: threads that do so where the weights are in host memory.
     """
 
     names: frozenset[str]
+    workers: int
 
     def wrap(self, on_layer: OnLayer | None) -> OnLayer:
         """An ``on_layer`` that lets the caller's own go first, and leaves alone what it gives."""
@@ -55,10 +60,12 @@ class Quantizer:
                 return given  # refused where the answer is read
             made: dict[str, object] = dict(given or {})
             swapped = tuple(f"{name}." for name, v in made.items() if isinstance(v, nn.Module))
-            for name in tuple(tensors):
-                if name in self.names and name not in made and not name.startswith(swapped):
-                    made[name] = quantized(tensors.pop(name))
-            return made
+            todo = {
+                name: tensor
+                for name, tensor in tensors.items()
+                if name in self.names and name not in made and not name.startswith(swapped)
+            }
+            return made | _all_quantized(todo, self.workers)
 
         return quantize
 
@@ -112,8 +119,18 @@ def quantizer_for(module: nn.Module, plan: Plan) -> Quantizer:
             and len(t.shape) == 2
             and numel(t.shape)
             and all(linear.get(name, False) for name in (t.name, *t.aliases))
-        )
+        ),
+        plan.options.workers,
     )
+
+
+def _all_quantized(weights: dict[str, torch.Tensor], workers: int) -> dict[str, nn.Parameter]:
+    """All weights of a block; on a device by the calling thread, whose current stream it is."""
+    if any(weight.device.type != "cpu" for weight in weights.values()):
+        return {name: quantized(weight) for name, weight in weights.items()}
+    # As for the readers: one torch thread each, or all of them fight for the same cores.
+    with ThreadPoolExecutor(workers, initializer=use_one_torch_thread) as pool:
+        return dict(zip(weights, pool.map(quantized, weights.values()), strict=True))
 
 
 def quantized(weight: torch.Tensor) -> nn.Parameter:
@@ -123,7 +140,11 @@ def quantized(weight: torch.Tensor) -> nn.Parameter:
     """
     int8_tensor, per_row = _int8_tensor()
     rows = max(_PANEL_ELEMENTS // weight.shape[1], 1)
-    values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    weight = weight.detach()
+    if weight.device.type == "cpu":
+        values = empty_pages(tuple(weight.shape), torch.int8)
+    else:
+        values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
     scales, zeros = [], []
     for start in range(0, weight.shape[0], rows):
         piece = int8_tensor.from_hp(weight[start : start + rows], granularity=per_row)

@@ -11,26 +11,30 @@ from streamload.engine.chunks import Block, Part
 from streamload.engine.cpu import CpuLane
 from streamload.engine.device import DeviceLane, PlainOps
 from streamload.engine.lane import Lane, LaneWorker, ReadElements, Sink
+from streamload.engine.pages import PagedCpuLane
 from streamload.planning.records import PlannedTensor
 
 __all__ = ["DeviceLanes", "absent_devices", "lane_for"]
 
 
-def lane_for(devices: Iterable[str], *, chunk_bytes: int) -> Lane:
+def lane_for(devices: Iterable[str], *, chunk_bytes: int, passing: bool = False) -> Lane:
     """The lane for tensors that are planned for ``devices``; the CPU's if there are none.
 
     Call it from the thread whose current stream is to see the tensors.
+
+    Args:
+        devices: of all tensors.
+        chunk_bytes: how much one read brings on the CPU.
+        passing: tensors may be let go during the load (``on_layer``).
     """
-    lanes = {device: _lane(device, chunk_bytes) for device in sorted(set(devices))}
-    if len(lanes) > 1:
-        return DeviceLanes(lanes)
-    return next(iter(lanes.values()), None) or CpuLane(chunk_bytes=chunk_bytes)
+    lanes = {d: _lane(d, chunk_bytes, passing) for d in sorted(set(devices) or {"cpu"})}
+    return DeviceLanes(lanes) if len(lanes) > 1 else next(iter(lanes.values()))
 
 
-def _lane(device: str, chunk_bytes: int) -> Lane:
+def _lane(device: str, chunk_bytes: int, passing: bool) -> Lane:
     kind = torch.device(device).type
     if kind == "cpu":
-        return CpuLane(chunk_bytes=chunk_bytes)
+        return (PagedCpuLane if passing else CpuLane)(chunk_bytes=chunk_bytes)
     if kind == "cuda":
         from streamload.engine.cuda import CudaOps
 
