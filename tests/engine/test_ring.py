@@ -20,7 +20,7 @@ RULES = NameMap(
         Rule("plain.{layer}", "plain.{layer}"),
         Rule("turned.{layer}", "turned.{layer}", Transpose()),
         Rule(("q.{layer}", "k.{layer}"), "qk.{layer}", Concat(0)),
-        Rule("both.{layer}", ("left.{layer}", "right.{layer}"), Split(1, 2)),
+        Rule("both.{layer}", ("left.{layer}", "right.{layer}"), Split(1)),
         Rule("flags", "flags"),
         Rule("ids", "ids"),
         Rule("one", "one"),
@@ -119,15 +119,13 @@ def test_values_that_overflow_are_counted_on_the_device():
 
 
 def test_the_ring_is_all_the_host_memory_there_is():
-    sizes = {}
     for rows in (64, 64 * 40):
         ops = FakeOps(discards=True)
         stored = {"plain.0": torch.zeros(rows, 64), "turned.0": torch.zeros(rows, 64)}
         source = MemorySource(stored)
-        plan = build_plan(source.catalog, RULES, None, PlanOptions(strict=False, workers=4))
+        plan = build_plan(source.catalog, RULES, None, PlanOptions(workers=8, chunk_bytes=8192))
         execute(plan, source, DeviceLane(ops, slots=4, slot_bytes=4096))
-        sizes[rows] = ops.host_bytes
-    assert set(sizes.values()) == {4 * 4096}
+        assert 4096 <= ops.host_bytes <= 4 * 4096
 
 
 class TestRing:
