@@ -31,10 +31,8 @@ __all__ = ["Quantizer", "quantizer_for"]
 
 # What torchao takes and gives back as the weight's own dtype.
 _DTYPES = ("F32", "F16", "BF16")
-# Rows are quantised so many elements at a time: torchao's temporaries then stay in the cache.
+# Rows are quantised so many elements at a time, in float32.
 _PANEL_ELEMENTS = 1 << 18
-# float32 copies of a panel, of which torchao makes a handful.
-_PANEL_BYTES = 8 * 4 * _PANEL_ELEMENTS
 _ROW_BYTES = 5  # a float32 scale and an int8 zero point
 _NOISY = ("torchao", "torch")
 
@@ -75,7 +73,12 @@ class Quantizer:
         here = [t for t in plan.tensors if t.name in self.names and t.device == "cpu"]
         saved = sum(map(_saved_bytes, here))
         waiting = sorted(sum(t.nbytes for t in part) for _, part in in_blocks(here))
-        needed = report.memory.needed_bytes - saved + sum(waiting[-AHEAD:]) + _PANEL_BYTES
+        needed = (
+            report.memory.needed_bytes
+            - saved
+            + sum(waiting[-AHEAD:])
+            + 4 * _PANEL_ELEMENTS * self.workers
+        )
         loaded = tuple(
             replace(entry, dtype="int8") if entry.name in self.names else entry
             for entry in report.loaded
@@ -136,29 +139,35 @@ def _all_quantized(weights: dict[str, torch.Tensor], workers: int) -> dict[str, 
 def quantized(weight: torch.Tensor) -> nn.Parameter:
     """The int8 form of a linear layer's weight [out, in], as a parameter without a gradient.
 
-    Done by rows, which torchao quantises independently: the result is that of the whole.
+    The arithmetic is that of torchao's ``Int8Tensor.from_hp`` to the bit (largest magnitude of a
+    row over 127.5, in the weight's dtype), but in place in one small buffer: torchao makes
+    half a dozen float32 copies, which malloc keeps for each thread.
     """
-    int8_tensor, per_row = _int8_tensor()
-    rows = max(_PANEL_ELEMENTS // weight.shape[1], 1)
+    int8_tensor = _int8_tensor()
     weight = weight.detach()
-    if weight.device.type == "cpu":
-        values = empty_pages(tuple(weight.shape), torch.int8)
-    else:
-        values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
-    scales, zeros = [], []
-    for start in range(0, weight.shape[0], rows):
-        piece = int8_tensor.from_hp(weight[start : start + rows], granularity=per_row)
-        values[start : start + rows] = piece.qdata
-        scales.append(piece.scale)
-        zeros += [] if piece.zero_point is None else [piece.zero_point]
-    made = int8_tensor(
-        values,
-        torch.cat(scales),
-        piece.block_size,
-        weight.dtype,
-        zero_point=torch.cat(zeros) if zeros else None,
-    )
+    out, width = weight.shape
+    low, high = torch.aminmax(weight, dim=1, keepdim=True)
+    scale = (torch.maximum(-low, high) / 127.5).clamp_(min=torch.finfo(torch.float32).eps).float()
+    factors = 1.0 / scale
+    values = _empty_like(weight, torch.int8, out)
+    rows = min(max(_PANEL_ELEMENTS // width, 1), out)
+    panel = _empty_like(weight, torch.float32, rows)
+    for start in range(0, out, rows):
+        part = panel[: min(rows, out - start)]
+        stop = start + len(part)
+        part.copy_(weight[start:stop])
+        values[start:stop] = part.mul_(factors[start:stop]).round_().clamp_(-128, 127)
+    zeros = torch.zeros_like(scale, dtype=torch.int8)
+    made = int8_tensor(values, scale, [1, width], weight.dtype, zero_point=zeros)
     return nn.Parameter(made, requires_grad=False)
+
+
+def _empty_like(weight: torch.Tensor, dtype: torch.dtype, rows: int) -> torch.Tensor:
+    """[rows, in] where the weight is."""
+    shape = rows, weight.shape[1]
+    if weight.device.type == "cpu":
+        return empty_pages(shape, dtype)
+    return torch.empty(shape, dtype=dtype, device=weight.device)
 
 
 def _saved_bytes(tensor: PlannedTensor) -> int:
@@ -167,13 +176,13 @@ def _saved_bytes(tensor: PlannedTensor) -> int:
     return held - numel(tensor.shape) - _ROW_BYTES * tensor.shape[0]
 
 
-def _int8_tensor() -> tuple[Any, Any]:
+def _int8_tensor() -> Any:
     try:
         with _quiet():
-            from torchao.quantization import Int8Tensor, PerRow
+            from torchao.quantization import Int8Tensor
     except ImportError as error:
         raise MissingExtraError("torchao>=0.16", extra="int8", purpose="quantize='int8'") from error
-    return Int8Tensor, PerRow()
+    return Int8Tensor
 
 
 @contextlib.contextmanager
