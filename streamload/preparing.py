@@ -36,9 +36,10 @@ def prepare(plan: Plan, module: nn.Module | None, settings: Settings) -> Plan:
             problems.append("quantize needs a module, whose linear layers it can tell")
         else:
             quantizer = quantizer_for(module, plan)
-            if not quantizer.names:
+            if quantizer.names:
+                plan = quantizer.refine(plan)
+            else:
                 problems.append("quantize finds no linear layer (torch.nn.Linear) to quantise")
-            plan = quantizer.refine(plan)
     if not problems:
         return plan
     report = replace(plan.report, problems=(*plan.problems, *problems))

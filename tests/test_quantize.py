@@ -8,11 +8,11 @@ import sys
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import save_file
 from torch import nn
 
 import streamload
 from streamload.cli import main
-from streamload.synthesis.checkpoint import synthesize
 
 torchao = pytest.importorskip("torchao", reason="the extra int8 is not installed")
 
@@ -108,14 +108,11 @@ def test_into_a_module_of_ones_own(folder):
 
     with streamload.empty_weights():
         model = Own()
-    mapping = {"transformer.wte.weight": "extra.weight", "transformer.wpe.weight": None}
-    embedding = torch.zeros(300, 64)
+    model.wte.weight = nn.Parameter(torch.zeros(300, 64))
 
     def name_of(stored):
         return "extra.weight" if stored.endswith("wte.weight") else None
 
-    model.wte.weight = nn.Parameter(embedding)
-    del mapping
     with pytest.raises(streamload.PlanError, match=r"'wte.weight'"):
         streamload.load_into(model, folder, mapping=name_of, quantize="int8")
     report = streamload.load_into(model, folder, mapping=name_of, quantize="int8", strict=False)
@@ -162,17 +159,37 @@ class TestRefused:
 
 
 class TestMemory:
-    def test_the_plan_counts_the_int8_model(self, tmp_path):
-        synthesize("gpt2", tmp_path / "gpt2") if False else None
+    LAYERS, WIDTH = 32, 1024
 
-    def test_needs_less_than_the_model_in_bfloat16(self, folder):
-        from streamload.loading import plan_checkpoint
+    @pytest.fixture
+    def path(self, tmp_path):
+        weights = {f"{n}.weight": torch.ones(self.WIDTH, self.WIDTH) for n in range(self.LAYERS)}
+        save_file(weights, tmp_path / "model.safetensors")
+        return tmp_path / "model.safetensors"
 
-        full = plan_checkpoint(folder).memory.needed_bytes
-        assert plan_checkpoint(folder, quantize="int8").memory.needed_bytes != full
+    @pytest.fixture
+    def model(self):
+        with streamload.empty_weights():
+            return nn.Sequential(*(self._linear() for _ in range(self.LAYERS)))
+
+    def _linear(self):
+        return nn.Linear(self.WIDTH, self.WIDTH, bias=False)
+
+    def test_it_never_is_the_model_in_bfloat16(self, path, model):
+        options = {"dtype": "bfloat16", "quantize": "int8", "workers": 2, "chunk_bytes": 1 << 20}
+        options["mapping"] = {f"{n}.weight": f"{n}.weight" for n in range(self.LAYERS)}
+        int8 = self.LAYERS * self.WIDTH**2
+        needed = streamload.plan(model, path, **options).memory.needed_bytes
+        report = streamload.load_into(model, path, **options)
+        assert report.memory.needed_bytes == needed
+        assert int8 < needed < int8 + (16 << 20)
+        assert report.memory.peak_anonymous_bytes < int8 + (24 << 20) < 2 * int8
 
 
 class TestCommandLine:
+    def test_other_kinds_are_wrong_usage(self, folder):
+        assert CliRunner().invoke(main, ["load", str(folder), "--quantize", "int4"]).exit_code == 2
+
     def test_load_and_plan(self, folder):
         for command in ("load", "plan"):
             result = CliRunner().invoke(

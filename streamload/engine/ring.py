@@ -16,13 +16,14 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from streamload.engine.chunks import Part
+from streamload.planning.memory import RING_BYTES
 from streamload.planning.records import PlannedTensor
 
 __all__ = ["RING_SLOTS", "SLOT_BYTES", "DeviceOps", "Event", "Ring", "Slot", "Stream"]
 
 # Whatever the model: four buffers keep several reads and a copy under way at once.
 RING_SLOTS = 4
-SLOT_BYTES = 16 << 20
+SLOT_BYTES = RING_BYTES // RING_SLOTS
 
 # What the operations hand out and take back; torch's own classes on CUDA.
 Stream: TypeAlias = Any
