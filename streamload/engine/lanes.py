@@ -12,9 +12,12 @@ from streamload.engine.cpu import CpuLane
 from streamload.engine.device import DeviceLane, PlainOps
 from streamload.engine.lane import Lane, LaneWorker, ReadElements, Sink
 from streamload.engine.pages import PagedCpuLane
+from streamload.engine.ring import SLOT_BYTES
 from streamload.planning.records import PlannedTensor
 
 __all__ = ["DeviceLanes", "absent_devices", "lane_for"]
+
+_LEAST_SLOT_BYTES = 64 << 10
 
 
 def lane_for(devices: Iterable[str], *, chunk_bytes: int, passing: bool = False) -> Lane:
@@ -24,7 +27,7 @@ def lane_for(devices: Iterable[str], *, chunk_bytes: int, passing: bool = False)
 
     Args:
         devices: of all tensors.
-        chunk_bytes: how much one read brings on the CPU.
+        chunk_bytes: how much one read brings.
         passing: tensors may be let go during the load (``on_layer``).
     """
     lanes = {d: _lane(d, chunk_bytes, passing) for d in sorted(set(devices) or {"cpu"})}
@@ -35,11 +38,12 @@ def _lane(device: str, chunk_bytes: int, passing: bool) -> Lane:
     kind = torch.device(device).type
     if kind == "cpu":
         return (PagedCpuLane if passing else CpuLane)(chunk_bytes=chunk_bytes)
+    slot_bytes = min(max(chunk_bytes, _LEAST_SLOT_BYTES), SLOT_BYTES)
     if kind == "cuda":
         from streamload.engine.cuda import CudaOps
 
-        return DeviceLane(CudaOps(device))
-    return DeviceLane(PlainOps(device))
+        return DeviceLane(CudaOps(device), slot_bytes=slot_bytes)
+    return DeviceLane(PlainOps(device), slot_bytes=slot_bytes)
 
 
 def absent_devices(devices: Iterable[str]) -> list[str]:

@@ -87,7 +87,9 @@ class Slot:
 
 
 class Ring:
-    """A bounded number of slots, made when first needed; taken by one thread at a time each.
+    """A bounded number of slots that go round, the longest free first; made when first taken.
+
+    A slot belongs to one thread at a time.
 
     Args:
         count: how many.
@@ -104,7 +106,8 @@ class Ring:
         """A slot of the caller's own until ``give``; its event still has to be waited for."""
         with self._changed:
             self._changed.wait_for(lambda: self._free or self._unmade)
-            if self._free:
+            # A free slot may have a copy under way: a new one can be filled meanwhile.
+            if not self._unmade:
                 return self._free.pop(0)
             self._unmade -= 1
         try:

@@ -129,14 +129,15 @@ def test_the_ring_is_all_the_host_memory_there_is():
 
 
 class TestRing:
-    def test_slots_are_made_when_needed_and_never_more_than_allowed(self):
+    def test_slots_go_round_the_longest_free_first(self):
         made = []
         ring = Ring(2, lambda: made.append(1) or torch.empty(1))
-        first = ring.take()
-        ring.give(first)
-        assert ring.take() is first
-        ring.take()
+        slots = []
+        for _ in range(4):
+            slots.append(ring.take())
+            ring.give(slots[-1])
         assert len(made) == 2
+        assert slots[0] is slots[2] is not slots[1] is slots[3]
 
     def test_taking_waits_for_giving(self):
         ring = Ring(1, lambda: torch.empty(1))
