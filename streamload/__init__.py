@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from streamload.converting import convert
     from streamload.errors import (
         CheckpointError,
         CheckpointNotFoundError,
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
     )
     from streamload.exporting import export
     from streamload.generation import generate
+    from streamload.iterating import iter_tensors
     from streamload.loading import (
         Loaded,
-        iter_tensors,
         load,
         load_into,
         load_state_dict,
@@ -54,6 +55,7 @@ __version__ = "0.1.0"
 # Public name → the module it is defined in. Imported on first use, so that listing a checkpoint
 # (``open_checkpoint``, ``streamload inspect``) imports neither torch nor numpy.
 _HOMES = {
+    "converting": ("convert",),
     "errors": (
         "CheckpointError",
         "CheckpointNotFoundError",
@@ -67,7 +69,8 @@ _HOMES = {
     ),
     "exporting": ("export",),
     "generation": ("generate",),
-    "loading": ("Loaded", "iter_tensors", "load", "load_into", "load_state_dict", "plan"),
+    "iterating": ("iter_tensors",),
+    "loading": ("Loaded", "load", "load_into", "load_state_dict", "plan"),
     "mapping.registry": ("mapping_for",),
     "mapping.rules": ("NameMap", "Rule"),
     "mapping.transforms": (
@@ -121,6 +124,7 @@ __all__ = [
     "Sum",
     "Transpose",
     "WriteError",
+    "convert",
     "empty_weights",
     "export",
     "generate",

@@ -16,6 +16,7 @@ Each names the file, the tensor where there is one, what was expected and what w
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
     "ReadError",
     "StreamloadError",
     "WriteError",
+    "note_overwritten",
     "printable",
 ]
 
@@ -42,8 +44,27 @@ def printable(text: str | bytes | os.PathLike[str]) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
 
 
+def note_overwritten(error: BaseException, names: Sequence[str]) -> None:
+    """Say in ``error`` which tensors were overwritten in place before it struck.
+
+    Its type and arguments stay; the names are also in its attribute ``overwritten``.
+    """
+    error.overwritten = tuple(names)  # type: ignore[attr-defined]
+    shown = ", ".join(map(repr, names[:8]))
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    text = f"already overwritten, at least in part: {shown}{more}"
+    if isinstance(error, StreamloadError):
+        error.extend(text)
+    elif hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(text)
+
+
 class StreamloadError(Exception):
     """Base of all errors raised on purpose by streamload."""
+
+    def extend(self, text: str) -> None:
+        """Add ``text`` to the message."""
+        self.args = (f"{self}; {text}", *self.args[1:])
 
 
 class CheckpointError(StreamloadError):
@@ -65,10 +86,10 @@ class CheckpointError(StreamloadError):
     ) -> None:
         where = "" if path is None else f"{printable(path)}: "
         which = "" if tensor is None else f"tensor {tensor!r}: "
-        super().__init__(f"{where}{which}{message}")
+        super().__init__(f"{where}{which}{printable(message)}")
         self.path = None if path is None else os.fspath(path)
         self.tensor = tensor
-        self.problems = problems or (str(self),)
+        self.problems = tuple(map(printable, problems)) or (str(self),)
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
@@ -123,10 +144,10 @@ class _LocatedOSError(StreamloadError, OSError):
         self.path = None if path is None else os.fspath(path)
         self.tensor = tensor
         self.errno = errno
-        self._text = f"{where}{which}{message}"
 
     def __str__(self) -> str:
-        return self._text
+        # OSError's own __str__ prefers errno and strerror.
+        return str(self.args[0])
 
 
 class ReadError(_LocatedOSError):

@@ -1,10 +1,9 @@
-"""``load``, ``load_into``, ``load_state_dict``, ``plan``, ``iter_tensors``."""
+"""``load``, ``load_into``, ``load_state_dict``, ``plan``."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,12 +11,13 @@ import torch
 from torch import nn
 from typing_extensions import Unpack
 
+from streamload.caching import cache_settings, through_cache
 from streamload.configuration import config_of, find_config
 from streamload.engine.cuda import CudaMeter
 from streamload.engine.execute import Execution, execute
 from streamload.engine.lanes import lane_for
 from streamload.engine.layers import OnLayer
-from streamload.errors import PlanError
+from streamload.errors import PlanError, note_overwritten, printable
 from streamload.mapping.binding import Mapper
 from streamload.mapping.choose import choose_mapper
 from streamload.memory import MemoryPeaks, PeakSampler
@@ -25,7 +25,7 @@ from streamload.memory_check import check_memory
 from streamload.modules import OnAssign, commit, existing_tensors, targets_of
 from streamload.options import LoadOptions, Settings, settings_from
 from streamload.planning import Plan, Targets, build_plan
-from streamload.preparing import hook_for, prepare, refuse_absent
+from streamload.preparing import hook_for, prepare
 from streamload.report import LoadReport
 from streamload.sources.base import Source
 from streamload.sources.detect import open_checkpoint
@@ -33,7 +33,6 @@ from streamload.weights import empty_weights
 
 __all__ = [
     "Loaded",
-    "iter_tensors",
     "load",
     "load_into",
     "load_state_dict",
@@ -143,11 +142,11 @@ def load_state_dict(
     settings = settings_from(options)
     with open_checkpoint(path, layers=settings.layers) as source:
         mapper = _mapper(mapping, _config_for(mapping, source), source, None, settings)
+        settings = cache_settings(settings, is_empty=True)
         made = build_plan(source.catalog, mapper, None, settings.plan_options(), source=source.path)
         made = prepare(made, None, settings)
         made.raise_if_refused()
-        check_memory(made, settings)
-        run = _execute(made, source, settings, {}, settings.on_layer)
+        made, run = _carry_out(made, source, settings, {}, settings.on_layer)
         if run.modules:
             raise PlanError("on_layer returned a module, but load_state_dict has no module")
         tensors = {t.name: run.tensors[t.name] for t in made.tensors}
@@ -186,56 +185,6 @@ def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]
     return replace(made, report=replace(made.report, notices=notices))
 
 
-def iter_tensors(
-    path: str | os.PathLike[str],
-    *,
-    names: Sequence[str] | None = None,
-    **options: Unpack[LoadOptions],
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """One tensor after the other in the file's order, under stored names.
-
-    Only the tensor at hand is in memory; each is the caller's own. Opened through
-    ``safetensors.safe_open`` where the file is of that kind.
-
-    Args:
-        path: see ``load``.
-        names: only these; each must be there.
-        **options: ``dtype``, ``device`` and ``prefix`` are used.
-
-    Raises:
-        PlanError: a name is not in the checkpoint.
-    """
-    settings = settings_from(options)
-    refuse_absent(settings, os.fspath(path))
-    source = open_checkpoint(path)
-    wanted = None if names is None else set(names)
-    start = settings.prefix or ""
-    start += "." if start and not start.endswith(".") else ""
-    seen = {n[len(start) :]: n for n in source.catalog if n.startswith(start)}
-    lost = sorted((wanted or set()) - seen.keys())
-    if lost:
-        source.close()
-        raise PlanError(f"{source.path}: not in the checkpoint: {', '.join(map(repr, lost))}")
-    return _iterate(
-        source, {s: n for s, n in seen.items() if wanted is None or s in wanted}, settings
-    )
-
-
-def _iterate(
-    source: Source, names: dict[str, str], settings: Settings
-) -> Iterator[tuple[str, torch.Tensor]]:
-    with source:
-        for seen, name in names.items():
-            tensor = source.tensor(name)
-            if settings.dtype is not None and tensor.dtype.is_floating_point:
-                torch_name = settings.dtype.torch_name
-                assert torch_name is not None, "settings refuse dtypes without a counterpart"
-                tensor = tensor.to(getattr(torch, torch_name))
-            if isinstance(settings.device, str):
-                tensor = tensor.to(settings.device)
-            yield seen, tensor
-
-
 @dataclass(frozen=True)
 class _Built:
     """An empty reference model; ``config`` is its own, ``file_config`` that of all layers."""
@@ -259,8 +208,9 @@ def _build(source: Source, settings: Settings) -> _Built:
             settings = replace(settings, renumber=True)
         with empty_weights():
             model = build_model(config["model_type"], config)
-    except (ValueError, TypeError) as error:
-        raise PlanError(f"{source.path}: config.json: {error}") from error
+    except (ValueError, TypeError, RuntimeError) as error:  # torch's own, for absurd sizes
+        text = printable(f"{source.path}: config.json: {error}")
+        raise PlanError(text) from error
     return _Built(model, config, file_config, settings, notices)
 
 
@@ -290,7 +240,10 @@ def _plan_open(
     config: dict[str, Any] | None,
     mapping: str | Mapper,
 ) -> Plan:
-    targets = targets_of(module)
+    try:
+        targets = targets_of(module)
+    except PlanError as error:
+        raise PlanError(f"{printable(source.path)}: {error}") from error
     mapper = _mapper(mapping, config, source, targets, settings)
     made = build_plan(source.catalog, mapper, targets, settings.plan_options(), source=source.path)
     return check_memory(prepare(made, module, settings), settings, refuse=False)
@@ -306,14 +259,18 @@ def _load_open(
     on_assign: OnAssign | None,
 ) -> LoadReport:
     start_s = time.perf_counter()
+    settings = cache_settings(settings, is_empty=any(p.is_meta for p in module.parameters()))
     made = _plan_open(module, source, settings, config, mapping)
     made.raise_if_refused()
-    made = check_memory(made, settings)
     existing = existing_tensors(module, made)
     on_layer = hook_for(made, module, settings)
     meter = CudaMeter(t.device for t in made.tensors)
     with PeakSampler() as sampler:
-        run = _execute(made, source, settings, existing, on_layer)
+        followed, run = _carry_out(made, source, settings, existing, on_layer)
+    elapsed_s = time.perf_counter() - start_s
+    report = _report(followed, run, sampler.peaks, meter.peak_bytes(), elapsed_s)
+    try:
+        # Last of all: what is raised behind it would find the module changed.
         commit(
             module,
             made,
@@ -322,8 +279,35 @@ def _load_open(
             given=run.given,
             on_assign=on_assign,
         )
-    elapsed_s = time.perf_counter() - start_s
-    return _report(made, run, sampler.peaks, meter.peak_bytes(), elapsed_s)
+    except BaseException as error:
+        if run.overwritten:
+            note_overwritten(error, run.overwritten)
+        raise
+    return report
+
+
+def _carry_out(
+    made: Plan,
+    source: Source,
+    settings: Settings,
+    existing: dict[str, torch.Tensor],
+    on_layer: OnLayer | None,
+) -> tuple[Plan, Execution]:
+    """Carry a plan out if it fits in memory; from the cache if that is asked for.
+
+    Returns:
+        The plan that was followed, with what memory there is, and what came of it.
+    """
+    if not settings.cache:
+        made = check_memory(made, settings)
+        return made, _execute(made, source, settings, existing, on_layer)
+
+    def checked(plan: Plan, plan_source: Source) -> Execution:
+        check_memory(plan, settings)
+        return _execute(plan, plan_source, settings, existing, on_layer)
+
+    made, run = through_cache(made, source, settings, checked)
+    return check_memory(made, settings, refuse=False), run
 
 
 def _execute(
@@ -333,7 +317,8 @@ def _execute(
     existing: dict[str, torch.Tensor],
     on_layer: OnLayer | None,
 ) -> Execution:
-    with torch.inference_mode(mode=False):
+    # Neither a caller's inference mode nor its default device may reach the tensors made here.
+    with torch.inference_mode(mode=False), torch.device("cpu"):
         return execute(
             made,
             source,

@@ -87,6 +87,11 @@ def _identity(tensor: torch.Tensor) -> object:
 
 def _spec(names: tuple[str, ...], tensor: torch.Tensor, kind: str, persistent: bool) -> TargetSpec:
     dtype = BY_TORCH_NAME.get(str(tensor.dtype).removeprefix("torch."))
+    if tensor.layout != torch.strided or not (tensor.is_meta or _has_memory(tensor)):
+        raise PlanError(
+            f"{names[0]!r} is a {type(tensor).__name__} of layout {tensor.layout} without plain "
+            "memory, which cannot be loaded into"
+        )
     if dtype is None:
         raise PlanError(f"{names[0]!r} has dtype {tensor.dtype}, which cannot be loaded")
     is_meta = tensor.is_meta
@@ -98,19 +103,44 @@ def _spec(names: tuple[str, ...], tensor: torch.Tensor, kind: str, persistent: b
         is_meta,
         persistent,
         str(tensor.device) if not is_meta else "cpu",
-        None if is_meta or tensor.layout != torch.strided else tensor.stride(),
+        None if is_meta else tensor.stride(),
     )
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """False for subclasses that merely wrap other tensors (quantised or distributed ones)."""
+    try:
+        return tensor.data_ptr() != 0 or tensor.numel() == 0
+    except RuntimeError:
+        return False
 
 
 @dataclass(slots=True)
 class _Change:
-    """One entry of a module's table that is to hold another tensor."""
+    """One entry of a module's table that is to hold another tensor, or another module."""
 
     table: dict[str, Any]
     attribute: str
     name: str
     old: Any
     new: Any
+    owner: nn.Module
+
+    def make(self) -> None:
+        """Put the new tensor in its place."""
+        self._put(self.new)
+
+    def undo(self) -> None:
+        """Put the old one back."""
+        self._put(self.old)
+
+    def _put(self, tensor: Any) -> None:
+        self.table[self.attribute] = tensor
+        if isinstance(self.owner, nn.RNNBase):
+            # Recurrent layers keep a second list of their weights, which forward() uses.
+            names = self.owner._flat_weights_names
+            if self.attribute in names:
+                self.owner._flat_weights[names.index(self.attribute)] = tensor
 
 
 def commit(
@@ -151,7 +181,7 @@ def commit(
                 for stored in sources.get(change.name, ()):
                     on_assign(stored, change.name)
             done.append(change)
-            change.table[change.attribute] = change.new
+            change.make()
         if on_assign is not None:
             for planned in plan.tensors:
                 if not planned.is_new:
@@ -159,7 +189,7 @@ def commit(
                         on_assign(stored, planned.name)
     except BaseException:
         for change in reversed(done):
-            change.table[change.attribute] = change.old
+            change.undo()
         raise
 
 
@@ -172,7 +202,7 @@ def _swaps(module: nn.Module, modules: Mapping[str, nn.Module]) -> list[_Change]
             raise PlanError(f"on_layer returned a module for {name!r}, which the model has not")
         for path, owner in held.items():
             changes += [
-                _Change(owner._modules, attribute, f"{path}.{attribute}", child, new)
+                _Change(owner._modules, attribute, f"{path}.{attribute}", child, new, owner)
                 for attribute, child in owner._modules.items()
                 if child is held[name]
             ]
@@ -196,11 +226,11 @@ def _changes(
             if primary not in wrapped:
                 like = _given_like if primary in given else _like
                 wrapped[primary] = like(old, tensors[primary])
-            changes.append(_Change(table, attribute, name, old, wrapped[primary]))
+            changes.append(_Change(table, attribute, name, old, wrapped[primary], owner))
         elif kind == "buffer" and not old.is_meta and name not in planned_of:
             moved = _moved(old, name, plan)
             if moved is not old:
-                changes.append(_Change(table, attribute, name, old, moved))
+                changes.append(_Change(table, attribute, name, old, moved, owner))
     return changes
 
 

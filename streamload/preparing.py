@@ -7,14 +7,13 @@ from dataclasses import replace
 
 from torch import nn
 
-from streamload.engine.lanes import absent_devices
+from streamload.engine.lanes import unusable
 from streamload.engine.layers import OnLayer
-from streamload.errors import PlanError, printable
 from streamload.options import Settings
 from streamload.planning import Plan
 from streamload.quantizing import quantizer_for
 
-__all__ = ["hook_for", "prepare", "refuse_absent"]
+__all__ = ["hook_for", "prepare"]
 
 
 def prepare(plan: Plan, module: nn.Module | None, settings: Settings) -> Plan:
@@ -23,7 +22,7 @@ def prepare(plan: Plan, module: nn.Module | None, settings: Settings) -> Plan:
     Raises:
         MissingExtraError: ``quantize`` without torchao.
     """
-    problems = absent_devices(_devices(settings))
+    problems = [why for device in _devices(settings) if (why := unusable(device))]
     asked = _asked(settings)
     held = [t.name for t in plan.tensors if not t.is_new]
     if asked and held:
@@ -31,6 +30,8 @@ def prepare(plan: Plan, module: nn.Module | None, settings: Settings) -> Plan:
             f"{held[0]!r} holds data and is overwritten in place, so {asked} cannot be honoured: "
             "build the module under streamload.empty_weights()"
         )
+    if asked and settings.cache:
+        problems.append(f"cache keeps tensors as they are stored, so {asked} needs cache=False")
     if settings.quantize is not None and plan.ok and not problems:
         if module is None:
             problems.append("quantize needs a module, whose linear layers it can tell")
@@ -53,16 +54,9 @@ def hook_for(plan: Plan, module: nn.Module | None, settings: Settings) -> OnLaye
     return quantizer_for(module, plan).wrap(settings.on_layer)
 
 
-def refuse_absent(settings: Settings, path: str) -> None:
-    """Raise PlanError naming every device that is not there."""
-    problems = absent_devices(_devices(settings))
-    if problems:
-        raise PlanError(f"{printable(path)}: {'; '.join(problems)}")
-
-
 def _devices(settings: Settings) -> Iterable[str]:
     device = settings.device
-    return (device,) if isinstance(device, str) else device.values()
+    return (device,) if isinstance(device, str) else sorted(set(device.values()))
 
 
 def _asked(settings: Settings) -> str:

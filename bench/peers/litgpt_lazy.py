@@ -1,4 +1,4 @@
-"""The lazy loading that litgpt's converters use: each tensor is read when asked for."""
+"""The lazy loading that litgpt's converters use, from lightning: read when asked for."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from bench.own_files import bin_path, make_bin
 
 LABEL = "litgpt lazy load"
 DELIVERS = "tensors, stored layout (.bin)"
-IMPORTS = ("torch", "litgpt", "lightning.fabric.utilities.load")
+IMPORTS = ("torch", "lightning.fabric.utilities.load")
 
 
 def imports() -> None:
-    # Importing litgpt itself brings in its models; its converters need this one function.
+    # Of litgpt only this one function is needed, and it lives in lightning.
     import torch  # noqa: F401
     from lightning.fabric.utilities.load import _lazy_load  # noqa: F401
 

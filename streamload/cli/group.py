@@ -22,6 +22,10 @@ _COMMANDS = {
     "plan": "Say what a load would do and need, without doing it.",
     "load": "Load a checkpoint and print the report.",
     "generate": "Continue a text or a list of tokens.",
+    "convert": "Write a checkpoint anew: cast, re-named, as safetensors.",
+    "verify": "Check a checkpoint's bytes and values, or compare it with another.",
+    "download": "Fetch a checkpoint from the hub, or GPT-NeoX-20B from a mirror.",
+    "cache": "List, verify or clear the converted copies that --cache keeps.",
     "synth": "Write a checkpoint of random weights in a published layout.",
 }
 

@@ -28,5 +28,6 @@ def count_overflows(source: torch.Tensor, cast: torch.Tensor) -> int:
     """
     if cast.dtype in _SUMMABLE and bool(torch.isfinite(cast.sum())):
         return 0
-    lost = torch.isfinite(source) & ~torch.isfinite(cast.float())
+    wide = source.float() if source.dtype.itemsize == 1 else source
+    lost = torch.isfinite(wide) & ~torch.isfinite(cast.float())
     return int(lost.sum())

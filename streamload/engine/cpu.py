@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -11,10 +12,16 @@ from streamload.dtypes import BY_NAME
 from streamload.engine.casts import can_overflow, count_overflows
 from streamload.engine.chunks import Block, Part
 from streamload.engine.lane import ReadElements, Sink
+from streamload.engine.pages import populate
 from streamload.errors import CheckpointError
 from streamload.planning.records import PlannedTensor
+from streamload.specs import numel
 
 __all__ = ["Buffer", "CpuLane", "CpuWorker"]
+
+
+# Held while a sink's count is raised: several workers write one tensor.
+_COUNTING = threading.Lock()
 
 
 class Buffer:
@@ -95,6 +102,7 @@ class CpuWorker:
         part = block.parts[0]
         tensor = sinks[part.target].tensor
         count = block.stop - block.start
+        _prepare(sinks[part.target], part)
         read(block.start, block.stop, memory_at(tensor, part.target_offset, count))
         if tensor.dtype == torch.bool:
             held = torch.as_strided(
@@ -111,7 +119,8 @@ class CpuWorker:
         many times; from staging torch's blocked transposition writes them once.
         """
         first = sinks[block.parts[0].target]
-        dtype = first.tensor.dtype
+        dtypes = {sinks[part.target].tensor.dtype for part in block.parts}
+        dtype = first.tensor.dtype if len(dtypes) == 1 else stored
         panel = self._panel.elements(block.stop - block.start, dtype)
         if dtype == stored:
             read(block.start, block.stop, memory_at(panel, 0, panel.numel()))
@@ -123,14 +132,7 @@ class CpuWorker:
                 read(start, stop, memory_at(raw, 0, raw.numel()))
                 _cast(raw, panel[start - block.start : stop - block.start], first)
         for part in block.parts:
-            _view(sinks[part.target].tensor, part).copy_(
-                torch.as_strided(
-                    panel,
-                    part.shape,
-                    part.source_strides,
-                    panel.storage_offset() + part.source_offset,
-                )
-            )
+            _copy_part(panel, part, sinks[part.target])
 
 
 def refuse_odd_bools(values: torch.Tensor) -> None:
@@ -139,21 +141,37 @@ def refuse_odd_bools(values: torch.Tensor) -> None:
         raise CheckpointError("a BOOL tensor holds a byte that is neither 0 nor 1")
 
 
-def _view(tensor: torch.Tensor, part: Part) -> torch.Tensor:
-    offset = tensor.storage_offset() + part.target_offset
-    return torch.as_strided(tensor, part.shape, part.target_strides, offset)
+def _prepare(sink: Sink, part: Part) -> None:
+    """Have the pages made that a part fills without gaps, if they are new."""
+    spans = zip(part.shape, part.target_strides, strict=True)
+    span = sum((size - 1) * stride for size, stride in spans) + 1
+    if sink.is_fresh and span == numel(part.shape):
+        size = sink.tensor.element_size()
+        populate(sink.tensor.data_ptr() + part.target_offset * size, span * size)
 
 
 def _copy_part(raw: torch.Tensor, part: Part, sink: Sink) -> None:
-    source = torch.as_strided(
-        raw, part.shape, part.source_strides, raw.storage_offset() + part.source_offset
-    )
-    if source.dtype == torch.bool:
+    """Copy a part in the target's order of dimensions: torch's blocked transposition is taken
+    only if the target is the contiguous one of the two.
+    """
+    if raw.dtype == torch.bool:
         refuse_odd_bools(raw)
-    _cast(source, _view(sink.tensor, part), sink)
+    _prepare(sink, part)
+    order = sorted(range(len(part.shape)), key=lambda d: -part.target_strides[d])
+    shape, source, target = (
+        tuple(values[d] for d in order)
+        for values in (part.shape, part.source_strides, part.target_strides)
+    )
+    start = sink.tensor.storage_offset() + part.target_offset
+    view = torch.as_strided(sink.tensor, shape, target, start)
+    start = raw.storage_offset() + part.source_offset
+    _cast(torch.as_strided(raw, shape, source, start), view, sink)
 
 
 def _cast(source: torch.Tensor, target: torch.Tensor, sink: Sink) -> None:
     target.copy_(source)
     if can_overflow(source.dtype, target.dtype):
-        sink.overflows += count_overflows(source, target)
+        lost = count_overflows(source, target)
+        if lost:
+            with _COUNTING:
+                sink.overflows += lost

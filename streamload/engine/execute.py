@@ -15,7 +15,7 @@ from streamload.engine.lane import Lane, Sink
 from streamload.engine.layers import LayerFeed, OnLayer
 from streamload.engine.reduce import check_agreement, compare, reduce_into
 from streamload.engine.workers import Crew
-from streamload.errors import CheckpointError, StreamloadError
+from streamload.errors import CheckpointError, StreamloadError, note_overwritten
 from streamload.planning.records import Plan, PlannedTensor
 from streamload.sources.base import Source
 
@@ -91,13 +91,14 @@ def execute(
             _stream(plan, source, lane, new, run.tensors, counter, run, release)
         source.check_unchanged()
         if old:
-            run.overwritten += [t.name for t in old]
             _stream(plan, source, lane, old, existing or {}, counter, run, release)
             source.check_unchanged()
         lane.finish()
-    except BaseException:
+    except BaseException as error:
         run.tensors.clear()
         run.modules.clear()
+        if run.overwritten:
+            note_overwritten(error, run.overwritten)
         raise
     run.bytes_read += counter.done
     run.bytes_written = sum(t.nbytes for t in new + old)
@@ -149,10 +150,13 @@ class _Counter:
         self._progress = progress
 
     def add(self, job: Job) -> bool:
-        with self._lock:
-            self.done += job.nbytes
-            self._name = job.spec.name
+        self.add_bytes(job.nbytes, job.spec.name)
         return False
+
+    def add_bytes(self, count: int, name: str) -> None:
+        with self._lock:
+            self.done += count
+            self._name = name
 
     def tell(self) -> None:
         if self._progress is not None and self.done != self._told:
@@ -176,13 +180,20 @@ def _stream(
     with torch.no_grad():
         for planned in tensors:
             if planned.reduces:
+                run.overwritten += [] if planned.is_new else [planned.name]
                 run.notices += reduce_into(plan, source, planned, targets[planned.name])
+                for name in dict.fromkeys(planned.sources):
+                    counter.add_bytes(plan.stored[name].nbytes, plan.stored[name].name)
     moved = [t for t in tensors if not t.reduces]
     numbers = {t.name: i for i, t in enumerate(moved)}
-    sinks = [Sink(targets[t.name], t.device) for t in moved]
+    sinks = [Sink(targets[t.name], t.device, is_fresh=t.is_new) for t in moved]
     queue = JobQueue(jobs_of(plan, moved, numbers))
     crew = Crew(source, lane, queue, sinks, done=counter.add, release=release)
-    crew.run(_crew_size(plan, moved), tick=counter.tell)
+    try:
+        crew.run(_crew_size(plan, moved), tick=counter.tell)
+    finally:
+        written = zip(moved, sinks, strict=True)
+        run.overwritten += [t.name for t, s in written if s.touched and not t.is_new]
     _report_overflows(plan, moved, sinks, run)
 
 

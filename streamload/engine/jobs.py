@@ -59,7 +59,8 @@ def jobs_of(
     for tensor in tensors:
         for move in tensor.moves:
             by_source.setdefault(move.stored_name, []).append((numbers[tensor.name], move))
-            dtypes[move.stored_name] = BY_NAME[tensor.dtype].itemsize
+            size = BY_NAME[tensor.dtype].itemsize
+            dtypes[move.stored_name] = max(size, dtypes.get(move.stored_name, 0))
     options = plan.options
     for name, spec in plan.stored.items():
         if name not in by_source:

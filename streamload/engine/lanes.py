@@ -11,11 +11,11 @@ from streamload.engine.chunks import Block, Part
 from streamload.engine.cpu import CpuLane
 from streamload.engine.device import DeviceLane, PlainOps
 from streamload.engine.lane import Lane, LaneWorker, ReadElements, Sink
-from streamload.engine.pages import PagedCpuLane
+from streamload.engine.passing import PagedCpuLane
 from streamload.engine.ring import SLOT_BYTES
 from streamload.planning.records import PlannedTensor
 
-__all__ = ["DeviceLanes", "absent_devices", "lane_for"]
+__all__ = ["DeviceLanes", "lane_for", "unusable"]
 
 _LEAST_SLOT_BYTES = 64 << 10
 
@@ -46,14 +46,14 @@ def _lane(device: str, chunk_bytes: int, passing: bool) -> Lane:
     return DeviceLane(PlainOps(device), slot_bytes=slot_bytes)
 
 
-def absent_devices(devices: Iterable[str]) -> list[str]:
-    """What is wrong with devices that tensors are to go to, one line each; allocates nothing."""
-    problems = []
-    for device in sorted(set(devices)):
-        reason = _why_absent(torch.device(device))
-        if reason:
-            problems.append(f"device {device!r} is not there: {reason}")
-    return problems
+def unusable(device: str) -> str | None:
+    """Why tensors cannot be loaded to ``device``, or None if they can; allocates nothing."""
+    try:
+        where = torch.device(device)
+    except RuntimeError:
+        return f"device {device!r} is not one that torch knows"
+    reason = _why_absent(where)
+    return f"device {device!r} is not available here: {reason}" if reason else None
 
 
 def _why_absent(device: torch.device) -> str:

@@ -98,7 +98,7 @@ class LayerFeed:
         self._groups = [_Group(at, *group) for at, group in enumerate(in_blocks(tensors))]
         self.moved = [t for g in self._groups for t in g.tensors if _is_moved(t)]
         self._numbers = {t.name: at for at, t in enumerate(self.moved)}
-        self.sinks = [Sink(_nothing(), t.device) for t in self.moved]
+        self.sinks = [Sink(_nothing(), t.device, is_fresh=True) for t in self.moved]
         self._group_of = {t.name: g for g in self._groups for t in g.tensors}
         self._opened = 0
         self._delivered = 0

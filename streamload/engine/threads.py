@@ -7,6 +7,7 @@ released, from the thread that held it.
 
 from __future__ import annotations
 
+import os
 import threading
 
 import torch
@@ -14,6 +15,16 @@ import torch
 __all__ = ["use_one_torch_thread"]
 
 _LOCK = threading.Lock()
+
+
+def _new_lock() -> None:
+    global _LOCK
+    _LOCK = threading.Lock()
+
+
+# A child forked while another thread holds the lock would wait for it for ever.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock)
 
 
 def use_one_torch_thread() -> None:

@@ -137,6 +137,8 @@ class Crew:
         dtype = torch_dtype(job.spec.dtype)
         try:
             for block in job.blocks:
+                for part in block.parts:
+                    self._sinks[part.target].touched = True
                 worker.carry(block, dtype, read, self._sinks)
         except CheckpointError as error:
             if error.tensor is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -91,6 +91,10 @@ def _bind_function(
     unexpected: list[str] = []
     for name in stored:
         target = function(name)
+        if target is not None and not isinstance(target, str):
+            raise TypeError(
+                f"the mapping gives {target!r} for {name!r}, expected a module name or None"
+            )
         if target is None:
             ignored.append(name)
         elif target == "":
@@ -123,22 +127,27 @@ def bind_table(name_map: NameMap, stored: Mapping[str, TensorSpec]) -> Binding:
             rule, at, values = matches[0]
             group = groups.setdefault((id(rule), values.get("layer")), {})
             group.setdefault((at, values.get("rank", 0)), []).append(name)
+    ranks = sorted({rank for group in groups.values() for _, rank in group}) or [0]
     assignments = [
         assignment
         for (rule_id, layer), group in groups.items()
-        for assignment in _assignments(rules[rule_id], layer, group)
+        for assignment in _assignments(rules[rule_id], layer, group, ranks)
     ]
     return Binding(tuple(assignments), tuple(ignored), tuple(unexpected), tuple(problems))
 
 
-def _assignments(rule: Rule, layer: int | None, group: _Group) -> list[Assignment]:
+def _assignments(
+    rule: Rule, layer: int | None, group: _Group, ranks: Sequence[int]
+) -> list[Assignment]:
     """One assignment; more if wrappers made several names equal (planning refuses those)."""
     targets = tuple(template.fill(layer=layer) for template in rule.target_templates)
     places = sorted(group)
+    # A sum or a mean over fewer partitions than there are would be wrong without a sign of it.
     absent = tuple(
-        template.fill(layer=layer, rank=0)
+        template.fill(layer=layer, rank=rank)
         for at, template in enumerate(rule.source_templates)
-        if not any(place[0] == at for place in places)
+        for rank in (ranks if template.has("rank") else (0,))
+        if (at, rank) not in group
     )
     repeats = max(len(names) for names in group.values())
     return [

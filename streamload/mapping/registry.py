@@ -21,8 +21,8 @@ _TABLES: dict[str, tuple[_Table, ...]] = {
     "gpt_neox": (neox_map, neox_raw_map),
     "llama": _LLAMA,
     "mistral": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": _LLAMA,
+    "qwen2": (llama_map,),
+    "qwen3": (llama_map,),
 }
 
 

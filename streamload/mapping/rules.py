@@ -12,7 +12,9 @@ from streamload.mapping.transforms import Identity, Transform
 __all__ = ["KNOWN_WRAPPERS", "NameMap", "Rule", "strip_wrappers"]
 
 # torch.compile (_orig_mod), DataParallel and DDP (module), and the classes that hold a base model.
-KNOWN_WRAPPERS = ("module", "_orig_mod", "model", "transformer")
+# FSDP's and activation checkpointing's stand anywhere in a name, as torch.compile's.
+_ANYWHERE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+KNOWN_WRAPPERS = ("module", *_ANYWHERE, "model", "transformer")
 
 
 def _texts(value: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
@@ -99,7 +101,7 @@ class NameMap:
         layers: number of blocks, if known: what is expected of a file.
         ties: groups of local names that are one tensor.
         wrappers: leading name parts that are taken off stored names (and published templates)
-            before matching; ``_orig_mod`` is taken off anywhere.
+            before matching; those of torch's own tools (``_orig_mod``) are taken off anywhere.
         model_type: as in ``config.json``.
     """
 
@@ -154,9 +156,13 @@ class NameMap:
 
 
 def strip_wrappers(name: str, wrappers: tuple[str, ...]) -> str:
-    """``name`` without leading wrappers, in any order and number, and without ``_orig_mod``."""
-    if "_orig_mod" in wrappers and "_orig_mod." in name:
-        name = ".".join(part for part in name.split(".") if part != "_orig_mod")
+    """``name`` without leading wrappers, in any order and number.
+
+    Those that torch's own tools put in the middle of a name (``_orig_mod``) go from anywhere.
+    """
+    for part in _ANYWHERE:
+        if part in wrappers and f"{part}." in name:
+            name = ".".join(p for p in name.split(".") if p != part)
     while True:
         head, dot, rest = name.partition(".")
         if not dot or head not in wrappers:

@@ -59,6 +59,9 @@ def build_plan(
         place(draft, assignment)
     if options.expected_layers is not None:
         draft.problems += _layer_count_problems(stored, binding, options.expected_layers)
+    if options.layers is not None:
+        absent = sorted(options.layers - _layers_found(stored, binding))
+        draft.problems += [f"layers: the file has no block {listed(absent)}"] if absent else []
     return _finish(draft, binding, mapper, source)
 
 
@@ -96,12 +99,17 @@ def _renumbered(names: tuple[str, ...], layer: int, place: Mapping[int, int]) ->
     return tuple(name.replace(old, new, 1) for name in names)
 
 
+def _layers_found(stored: Mapping[str, TensorSpec], binding: Binding) -> set[int]:
+    """The block indices in the file; by the table where it knows the name, else by the name."""
+    names = {n for a in binding.assignments if a.layer is None for n in a.sources}
+    found = {a.layer for a in binding.assignments if a.layer is not None}
+    return found | {layer for n in stored if n not in names and (layer := layer_of(n)) is not None}
+
+
 def _layer_count_problems(
     stored: Mapping[str, TensorSpec], binding: Binding, expected: int
 ) -> list[str]:
-    names = {n for a in binding.assignments if a.layer is None for n in a.sources}
-    found = {a.layer for a in binding.assignments if a.layer is not None}
-    found |= {layer for n in stored if n not in names and (layer := layer_of(n)) is not None}
+    found = _layers_found(stored, binding)
     if found == set(range(expected)):
         return []
     have = f"{len(found)} layers ({listed(sorted(found))})" if found else "no layers"
@@ -118,10 +126,12 @@ def _finish(draft: Draft, binding: Binding, mapper: Mapper | None, source: str) 
         missing,
         unmatched,
         draft.mismatches,
-        unfilled,
+        [name for name in unfilled if name not in draft.troubled],
         options.strict,
         loaded=len(tensors),
         stored=draft.stored,
+        incomplete=draft.incomplete,
+        ignored=binding.ignored,
     )
     report = LoadReport(
         source=source,

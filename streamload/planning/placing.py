@@ -38,6 +38,7 @@ class Draft:
     mismatches: list[ShapeMismatch] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     troubled: set[str] = field(default_factory=set)
+    incomplete: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
@@ -52,9 +53,8 @@ def place(draft: Draft, assignment: Assignment) -> None:
             draft.unexpected += assignment.sources
             return
     if assignment.absent or (draft.targets is not None and not all(wanted)):
-        draft.troubled.update(assignment.targets)
         lacking = ", ".join(map(repr, assignment.absent)) or "a target of the module"
-        draft.problems.append(
+        draft.incomplete.append(
             f"{' + '.join(map(repr, assignment.sources))} cannot fill "
             f"{', '.join(map(repr, assignment.targets))}: {lacking} is missing"
         )
@@ -219,11 +219,17 @@ def _mapped(
     view = layout.source_strides()
     if view is None or spec.extent is None or spec.dtype != dtype or device != "cpu":
         return None
-    if not options.stored_order and view[1] != contiguous_strides(layout.shape):
+    if not options.stored_order and not _is_row_major(layout.shape, view[1]):
         return None
     if spec.extent.offset % BY_NAME[dtype].itemsize:
         return None
     return MappedView(names[0], *view)
+
+
+def _is_row_major(shape: Shape, strides: Shape) -> bool:
+    """True if the strides are contiguous; those of dimensions of size 1 do not matter."""
+    pairs = zip(shape, strides, contiguous_strides(shape), strict=True)
+    return all(size == 1 or found == wanted for size, found, wanted in pairs)
 
 
 def _settle(draft: Draft, target: str, planned: PlannedTensor) -> None:

@@ -33,13 +33,16 @@ def explain(
     *,
     loaded: int,
     stored: Mapping[str, TensorSpec],
+    incomplete: Sequence[str] = (),
+    ignored: Sequence[str] = (),
 ) -> tuple[list[str], list[str]]:
     """Problems that refuse the plan, and notices that do not.
 
-    Not strict: missing, unexpected, shape mismatches and unfilled are notices. Loading nothing
-    at all is a problem in both.
+    Not strict: missing, unexpected, shape mismatches, incomplete and unfilled are notices.
+    Loading nothing at all is a problem in both.
     """
     lines: list[str] = [f"shape mismatch: {entry}" for entry in mismatches]
+    lines += incomplete
     if missing:
         lines.append(f"missing ({len(missing)}): {_with_hints(missing, unexpected)}")
     if unexpected:
@@ -51,7 +54,7 @@ def explain(
             f"on meta and not in any file ({len(left)}): {listed(map(repr, left))}; build the "
             "module under streamload.empty_weights(), which keeps buffers real"
         )
-    problems, notices = list(found), list(_scale_notices(unexpected, stored))
+    problems, notices = list(found), list(_scale_notices((*unexpected, *ignored), stored))
     (problems if strict else notices).extend(lines)
     if not loaded:
         problems.append("nothing would be loaded: no stored name fits the model")

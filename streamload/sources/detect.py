@@ -42,7 +42,19 @@ def open_checkpoint(
         CheckpointError: a file is damaged, incomplete or of an unknown kind.
     """
     given = os.fsdecode(path)
-    real = find_in_hub_cache(given) if is_hub_name(given) else given
+    if not is_hub_name(given):
+        return _open_path(given, given, layers)
+    try:
+        return _open_path(find_in_hub_cache(given), given, layers)
+    except CheckpointError as error:
+        if error.path == given:
+            raise
+        raise CheckpointError(
+            str(error), path=given, tensor=error.tensor, problems=error.problems
+        ) from error
+
+
+def _open_path(real: str, given: str, layers: frozenset[int] | None) -> Source:
     try:
         if os.path.isdir(real):
             return _open_folder(real, given, layers)
@@ -63,7 +75,12 @@ def folder_of(path: str | os.PathLike[str]) -> str:
 def _open_folder(folder: str, given: str, layers: frozenset[int] | None) -> Source:
     from streamload.sources.neox import find_partitions, open_neox
 
-    names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    try:
+        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except OSError as error:
+        raise CheckpointError(
+            f"the folder cannot be listed: {error.strerror}", path=given
+        ) from error
     files = [name for name in names if not os.path.isdir(os.path.join(folder, name))]
     for endings in ((".safetensors",), TORCH_ENDINGS):
         chosen = choose_files(folder, files, endings)
@@ -104,7 +121,11 @@ def _opener(path: str) -> Callable[..., Source]:
         file.close()
     # The length before a safetensors header may begin with any byte, a pickle's 0x80 included.
     looks_safe = start[8:9] == b"{"
-    is_torch = not looks_safe and start.startswith((b"PK\x03\x04", b"\x80"))
+    # A pickle's second byte is its protocol; 8 bytes and less are a header's length, cut short.
+    is_pickle = start[:1] == b"\x80" and start[1:2] in (b"\1", b"\2", b"\3", b"\4", b"\5")
+    is_torch = not looks_safe and (
+        start.startswith(b"PK\x03\x04") or (is_pickle and len(start) > 8)
+    )
     if is_torch and path.lower().endswith(".safetensors"):
         raise CheckpointError(
             "is a pickle-based torch file under a .safetensors name; it is not opened", path=path

@@ -119,7 +119,7 @@ def _metadata(value: object, path: str) -> dict[str, str]:
             f"__metadata__ is a JSON {type(value).__name__}, expected an object", path=path
         )
     for key, entry in value.items():
-        if not isinstance(entry, str):
+        if not isinstance(entry, str) or not _encodable(key + entry):
             raise CheckpointError(
                 f"__metadata__ entry {key!r} is {entry!r}, expected a string", path=path
             )

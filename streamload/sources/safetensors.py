@@ -6,7 +6,7 @@ Extents come from our own strict header reader, single tensors from safetensors'
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from streamload.errors import CheckpointError, ReadError
 from streamload.sources.files import BlockSource, OpenFile
@@ -69,6 +69,7 @@ class SafetensorsSource(BlockSource):
                 tensors[name] = spec
             metadata = {**catalog.metadata, **metadata}
         self.catalog = Catalog(tensors, metadata)
+        self._readers: dict[str, Any] = {}
 
     def refuse_repeats(self) -> None:
         """Raise CheckpointError (and close) if a tensor is in two files."""
@@ -82,7 +83,7 @@ class SafetensorsSource(BlockSource):
 
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor's values through ``safe_open``, in memory of their own."""
-        from safetensors import SafetensorError, safe_open
+        from safetensors import SafetensorError
 
         from streamload.sources.blocks import read_tensor
 
@@ -91,13 +92,25 @@ class SafetensorsSource(BlockSource):
             return read_tensor(self, spec)
         self._files[spec.file].check_unchanged()
         try:
-            # The pread backend gives aligned copies; the mapping one may hand out odd addresses
-            # and dies with the file if that is cut meanwhile.
-            with safe_open(spec.file, framework="pt", backend="pread") as file:
-                found: torch.Tensor = file.get_tensor(name)
+            found: torch.Tensor = self._reader(spec.file).get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise ReadError(str(error), path=spec.file, tensor=name) from error
         return found
+
+    def _reader(self, path: str) -> Any:
+        """``safe_open`` of one file, kept: it reads the whole header each time it is opened."""
+        from safetensors import safe_open
+
+        if path not in self._readers:
+            # The pread backend gives aligned copies; the mapping one may hand out odd addresses
+            # and dies with the file if that is cut meanwhile.
+            self._readers[path] = safe_open(path, framework="pt", backend="pread")
+        return self._readers[path]
+
+    def close(self) -> None:
+        """Close every file; mapped tensors stay valid."""
+        self._readers.clear()
+        super().close()
 
 
 def _is_utf8(path: str) -> bool:

@@ -7,6 +7,7 @@ Names carry the process's id, so that what a killed run left behind is known and
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 import stat
@@ -18,6 +19,7 @@ from streamload.errors import WriteError
 __all__ = ["StagedFile", "StagedFolder", "check_space", "remove_leftovers", "translated"]
 
 _PREFIX = ".streamload-"
+_NUMBERS = itertools.count()  # two threads that write one file must not share a temporary
 
 
 @contextmanager
@@ -41,7 +43,10 @@ def translated(path: str) -> Iterator[None]:
 def temporary_name(path: str) -> str:
     """A name in the same folder that no reader takes for a checkpoint."""
     folder, name = os.path.split(path)
-    return os.path.join(folder, f"{_PREFIX}{os.getpid()}-{name}.tmp")
+    # Cut, as the whole name must not be over 255 bytes.
+    start = f"{_PREFIX}{os.getpid()}-{next(_NUMBERS)}-"
+    kept = os.fsencode(name)[:128].decode("utf-8", "ignore")
+    return os.path.join(folder, f"{start}{kept}.tmp")
 
 
 def remove_leftovers(folder: str) -> None:
@@ -101,6 +106,7 @@ class StagedFile:
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
             self._descriptor = os.open(self._temporary, flags, 0o666)
         self._open = True
+        self._took_a_free_name = False
 
     def write(self, data: memoryview | bytes, offset: int) -> None:
         """Write all of ``data`` at ``offset``."""
@@ -122,8 +128,10 @@ class StagedFile:
         """Give the file its name; an older file of that name is replaced at one stroke."""
         self.finish()
         with translated(self.path):
+            is_free = not os.path.lexists(self.path)
             _keep_mode(self.path, self._temporary)
             os.replace(self._temporary, self.path)
+            self._took_a_free_name = is_free
         _sync_folder(os.path.dirname(self.path) or os.curdir)
 
     def discard(self) -> None:
@@ -131,6 +139,12 @@ class StagedFile:
         if self._open:
             self._close()
         _unlink(self._temporary)
+
+    def take_back(self) -> None:
+        """Undo ``commit``, if there was no older file of that name."""
+        if self._took_a_free_name:
+            self._took_a_free_name = False
+            _unlink(self.path)
 
     def _close(self) -> None:
         self._open = False
@@ -170,13 +184,15 @@ class StagedFolder:
     """Several files that belong together, written into an existing or a new folder.
 
     A folder that is not there yet appears whole, by one rename. In an existing one the files are
-    renamed one by one in the order they were added: the last one is what makes readers see the
-    new set, so an index goes behind its shards.
+    renamed one by one in the order they were added. The one that seals the set is what makes
+    readers see it, so an index goes behind its shards; what fails before it takes all back.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path.rstrip(os.sep) or path
         self._files: list[StagedFile] = []
+        self._seal: StagedFile | None = None
+        self._sealed = False
         self._is_new = not os.path.lexists(self.path)
         self._folder = temporary_name(self.path) if self._is_new else self.path
         with translated(self.path):
@@ -193,10 +209,12 @@ class StagedFolder:
         """Where files are being written."""
         return self._folder
 
-    def add(self, name: str) -> StagedFile:
-        """A new file of the set."""
+    def add(self, name: str, *, seals: bool = False) -> StagedFile:
+        """A new file of the set; ``seals``: readers see the set once it has its name."""
         file = StagedFile(os.path.join(self._folder, name))
         self._files.append(file)
+        if seals:
+            self._seal = file
         return file
 
     def commit(self) -> None:
@@ -205,6 +223,7 @@ class StagedFolder:
             file.finish()
         for file in self._files:
             file.commit()
+            self._sealed |= file is self._seal
         if self._is_new:
             with translated(self.path):
                 os.rename(self._folder, self.path)
@@ -214,5 +233,7 @@ class StagedFolder:
         """Remove everything that was written."""
         for file in self._files:
             file.discard()
+            if not self._sealed:
+                file.take_back()
         if self._is_new:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -97,10 +97,12 @@ def _write_folder(
     folder = StagedFolder(path)
     try:
         check_space(folder.folder, sum(f.nbytes for f in layouts))
-        run = _fill_files(plan, source, [(f, folder.add(f.name)) for f in layouts], progress)
+        alone = len(layouts) == 1
+        staged = [(f, folder.add(f.name, seals=alone)) for f in layouts]
+        run = _fill_files(plan, source, staged, progress)
         if len(layouts) > 1:
             total = sum(t.nbytes for t in plan.tensors)
-            folder.add(_INDEX).write(index_text(layouts, total), 0)
+            folder.add(_INDEX, seals=True).write(index_text(layouts, total), 0)
         for name, text in extras.items():
             folder.add(name).write(text, 0)
         folder.commit()

@@ -5,8 +5,10 @@ While one staging buffer is written, the next is filled; nothing else of the mod
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -62,7 +64,25 @@ def fill(
     finally:
         writer.join()
     writer.raise_if_failed()
+    run.notices = _of_whole_tensors(run.notices)
     return run
+
+
+_SLAB_KEY = re.compile(r"\\x00\d+(?=['\"])")  # as repr shows the names that ``_keyed`` makes
+_OVERFLOW = re.compile(r"(?P<name>.+): (?P<count>\d+) (?P<rest>finite values overflow .+)")
+
+
+def _of_whole_tensors(notices: Sequence[str]) -> list[str]:
+    """What was noticed slab by slab, told of tensors: their own names, counts added up."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for notice in notices:
+        text = _SLAB_KEY.sub("", notice)
+        found = _OVERFLOW.fullmatch(text)
+        key, count = (
+            ((found["name"], found["rest"]), int(found["count"])) if found else ((text, ""), 0)
+        )
+        counts[key] += count
+    return [f"{name}: {count} {rest}" if rest else name for (name, rest), count in counts.items()]
 
 
 class _Staging(CpuLane):

@@ -196,7 +196,7 @@ def test_state_dicts_have_the_replacements_too(path, values):
 
 def test_workers_wait_for_a_slow_function(path, monkeypatch):
     from streamload.engine.cpu import CpuLane
-    from streamload.engine.pages import PagedCpuLane
+    from streamload.engine.passing import PagedCpuLane
 
     held, most = set(), []
 

@@ -1,0 +1,247 @@
+"""``download``: checkpoints from the Hugging Face hub, and GPT-NeoX-20B from a base address."""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import os
+import re
+import time
+import urllib.parse
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from streamload.errors import CheckpointError, DownloadError, MissingExtraError, printable
+from streamload.fetching import Fetched, Progress, fetch
+from streamload.picking import pick_files
+from streamload.report import format_bytes
+from streamload.sources.index import read_index
+
+__all__ = ["DownloadReport", "download", "neox_files", "neox_folder"]
+
+_HUB_NAME = re.compile(r"hf:(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?")
+_NEOX = "neox-20b"
+_NEOX_LAYERS = 44
+_NEOX_RANKS = 2
+_STEP = "global_step150000"
+_BASE_URL_VARIABLE = "STREAMLOAD_NEOX_URL"
+_DATA_VARIABLE = "STREAMLOAD_DATA"
+
+
+@dataclass(frozen=True)
+class DownloadReport:
+    """What was fetched.
+
+    Attributes:
+        path: what ``load`` takes: a folder, or the hub name where the files are in its cache.
+        folder: where the files are.
+        files: all files of the checkpoint, relative to ``folder``.
+        skipped: those that were there already; resumed: those of which a part was there.
+        received_bytes: over the network, where that is known (not for the hub).
+    """
+
+    path: str
+    folder: str
+    files: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+    resumed: tuple[str, ...] = ()
+    received_bytes: int | None = None
+    notices: tuple[str, ...] = ()
+    elapsed_s: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``--json`` prints it."""
+        return {
+            "ok": True,
+            "path": printable(self.path),
+            "folder": printable(self.folder),
+            "files": list(self.files),
+            "skipped": list(self.skipped),
+            "resumed": list(self.resumed),
+            "received_bytes": self.received_bytes,
+            "notices": list(self.notices),
+            "elapsed_s": self.elapsed_s,
+        }
+
+    def to_text(self) -> str:
+        """A few readable lines."""
+        lines = [f"{printable(self.folder)}: {len(self.files)} files in {self.elapsed_s:.1f} s"]
+        if self.received_bytes is not None:
+            lines[0] += f", {format_bytes(self.received_bytes)} received"
+        if self.skipped:
+            lines.append(f"{len(self.skipped)} files were there already")
+        if self.resumed:
+            lines.append(f"{len(self.resumed)} files were resumed")
+        lines += [f"notice: {notice}" for notice in self.notices]
+        lines.append(f"to load it: streamload load {printable(self.path)}")
+        return "\n".join(lines)
+
+
+def download(
+    what: str,
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    base_url: str | None = None,
+    layers: Collection[int] | None = None,
+    attempts: int = 5,
+    pause_s: float = 1.0,
+    progress: Progress | None = None,
+) -> DownloadReport:
+    """Fetch a checkpoint; what is there already is not fetched again.
+
+    Args:
+        what: ``hf:ORG/NAME[@REVISION]`` (extra ``hub``), or ``neox-20b``: the raw partitions.
+        folder: where the files go. None: the hub's own cache, where ``load`` finds them by
+            their name; for ``neox-20b`` see ``neox_folder``, inside ``$STREAMLOAD_DATA`` or
+            ``data``.
+        base_url: of ``neox-20b``, whose list of files lies below it; default:
+            ``$STREAMLOAD_NEOX_URL``.
+        layers: of ``neox-20b``, only these blocks and what is outside of blocks.
+        attempts: of ``neox-20b``, tries in a row that bring nothing new before it is given up.
+        pause_s: between such tries; doubled from try to try.
+        progress: called as progress(done_bytes, total_bytes, file name).
+
+    Raises:
+        DownloadError: a server refuses or breaks off; what arrived is kept.
+        MissingExtraError: ``huggingface_hub`` is not installed.
+        WriteError: the disk is full, or the folder cannot be written.
+        ValueError: ``what`` is none of these, or there is no base address.
+    """
+    start_s = time.perf_counter()
+    given = None if folder is None else os.fsdecode(folder)
+    if what == _NEOX:
+        address = base_url or os.environ.get(_BASE_URL_VARIABLE)
+        if not address:
+            raise ValueError(
+                f"{_NEOX} needs base_url (or ${_BASE_URL_VARIABLE}): the address of the folder "
+                "that holds 20B_tokenizer.json, configs/20B.yml, latest and global_step150000/"
+            )
+        target = given or neox_folder(os.environ.get(_DATA_VARIABLE) or "data")
+        return _neox(target, address, layers, attempts, pause_s, progress, start_s)
+    match = _HUB_NAME.fullmatch(what)
+    if match is None:
+        raise ValueError(f"cannot download {what!r}: expected hf:ORG/NAME[@REVISION] or {_NEOX}")
+    if base_url is not None or layers is not None:
+        raise ValueError(f"base_url and layers are for {_NEOX} only")
+    return _from_hub(what, match["repo"], match["revision"], given, progress, start_s)
+
+
+def neox_folder(data: str) -> str:
+    """Where GPT-NeoX-20B is in a data folder: ``neox_fast`` (a faster disk) if that exists, else
+    ``neox``.
+    """
+    fast = os.path.join(data, "neox_fast")
+    return fast if os.path.isdir(fast) else os.path.join(data, "neox")
+
+
+def neox_files(layers: Collection[int] | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The files of GPT-NeoX-20B as published, and those that are not needed to load it.
+
+    Args:
+        layers: only these blocks, 0 to 43, and what is outside of blocks; None: all.
+
+    Raises:
+        ValueError: there is no such block.
+    """
+    blocks = range(_NEOX_LAYERS) if layers is None else sorted(set(layers))
+    unknown = [block for block in blocks if not 0 <= block < _NEOX_LAYERS]
+    if unknown:
+        raise ValueError(f"blocks are 0 to {_NEOX_LAYERS - 1}, not {unknown}")
+    # 0 is the embedding, then the blocks from 2 on, the final norm and the readout.
+    numbers = (0, *(block + 2 for block in blocks), _NEOX_LAYERS + 3, _NEOX_LAYERS + 4)
+    parts = (
+        f"{_STEP}/layer_{number:02d}-model_{rank:02d}-model_states.pt"
+        for number in numbers
+        for rank in range(_NEOX_RANKS)
+    )
+    states = tuple(f"{_STEP}/mp_rank_{rank:02d}_model_states.pt" for rank in range(8))
+    return ("20B_tokenizer.json", "configs/20B.yml", "latest", *parts), states
+
+
+def _neox(
+    folder: str,
+    base_url: str,
+    layers: Collection[int] | None,
+    attempts: int,
+    pause_s: float,
+    progress: Progress | None,
+    start_s: float,
+) -> DownloadReport:
+    needed, unused = neox_files(layers)
+    found: dict[str, Fetched] = {}
+    notices: list[str] = []
+    for name in (*needed, *unused):
+        url = f"{base_url.rstrip('/')}/{urllib.parse.quote(name)}"
+        path = os.path.join(folder, *name.split("/"))
+        try:
+            found[name] = fetch(url, path, attempts=attempts, pause_s=pause_s, progress=progress)
+        except DownloadError as error:
+            if name in needed:
+                raise
+            notices.append(f"left out, and not needed to load it: {error}")
+    return DownloadReport(
+        folder,
+        folder,
+        tuple(found),
+        tuple(name for name, one in found.items() if one.was_there),
+        tuple(name for name, one in found.items() if one.resumed),
+        sum(one.received_bytes for one in found.values()),
+        tuple(notices),
+        time.perf_counter() - start_s,
+    )
+
+
+def _from_hub(
+    what: str,
+    repo: str,
+    revision: str | None,
+    folder: str | None,
+    progress: Progress | None,
+    start_s: float,
+) -> DownloadReport:
+    try:
+        import huggingface_hub
+        from huggingface_hub import errors
+    except ImportError as error:
+        raise MissingExtraError(
+            "huggingface_hub", extra="hub", purpose=f"downloading {what}"
+        ) from error
+    # Its errors are of several families, which changed from release to release.
+    failures = (OSError, ValueError, getattr(errors, "HTTPError", OSError))
+    chosen: dict[str, Any] = {"repo_id": repo, "revision": revision, "local_dir": folder}
+    bars: dict[str, Any] = {"tqdm_class": _quiet_bar()} if progress is None else {}
+    try:
+        names = huggingface_hub.HfApi().list_repo_files(repo, revision=revision)
+
+        def shards_of(index: str) -> Collection[str]:
+            return read_index(huggingface_hub.hf_hub_download(filename=index, **chosen)).values()
+
+        files = pick_files(names, shards_of)
+        if not files:
+            raise DownloadError(
+                f"holds no weights that can be read; it holds {', '.join(sorted(names)[:8])}",
+                path=what,
+            )
+        absent = sorted(set(files) - set(names))
+        if absent:
+            raise DownloadError(f"its index names files that are absent: {absent[:4]}", path=what)
+        where = huggingface_hub.snapshot_download(
+            allow_patterns=[glob.escape(name) for name in files], **chosen, **bars
+        )
+    except (DownloadError, CheckpointError):
+        raise
+    except failures as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DownloadError(f"the hub: {reason}", path=what) from error
+    return DownloadReport(folder or what, where, files, elapsed_s=time.perf_counter() - start_s)
+
+
+def _quiet_bar() -> type[Any]:
+    """A progress bar that shows nothing."""
+    bar: Any = importlib.import_module("tqdm.auto").tqdm  # comes with huggingface_hub
+
+    def quiet(self: Any, *args: Any, **options: Any) -> None:
+        bar.__init__(self, *args, **{**options, "disable": True})
+
+    return type("Quiet", (bar,), {"__init__": quiet})

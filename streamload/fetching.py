@@ -1,0 +1,308 @@
+"""One file over HTTP: resumed where it broke off, and under its own name only when it is whole.
+
+What arrives goes into ``NAME.part``; ``NAME.part.json`` beside it says of which version of the
+file it is the beginning, so that two versions are never put together.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from streamload import __version__
+from streamload.errors import DownloadError, WriteError
+from streamload.writing.atomic import translated
+
+__all__ = ["Fetched", "Progress", "fetch"]
+
+Progress = Callable[[int, int, str], object]
+_BLOCK_BYTES = 1 << 20
+_MOST_TRIES = 100
+_LONGEST_PAUSE_S = 30.0
+_MAY_PASS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_RANGE_NOT_SATISFIABLE = 416
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What became of one file; ``received_bytes`` came over the network now."""
+
+    path: str
+    nbytes: int
+    received_bytes: int = 0
+    was_there: bool = False
+    resumed: bool = False
+
+
+class _BrokenError(Exception):
+    """A try that failed in a way that another may not."""
+
+
+@dataclass
+class _Known:
+    """What is known of the file a part is the beginning of; -1 and "" where nothing is."""
+
+    total: int = -1
+    validator: str = ""
+
+
+def fetch(
+    url: str,
+    path: str,
+    *,
+    attempts: int = 5,
+    pause_s: float = 1.0,
+    timeout_s: float = 30.0,
+    progress: Progress | None = None,
+) -> Fetched:
+    """Fetch one file, unless it is there already with the length that the server tells.
+
+    Args:
+        url: http or https.
+        path: where the file goes; its folder is made.
+        attempts: tries in a row that bring nothing new before it is given up.
+        pause_s: before the second of these tries; doubled before each further one.
+        timeout_s: for connecting and for each wait for data.
+        progress: called as progress(done_bytes, total_bytes, file name); 0 if the total is not
+            known.
+
+    Raises:
+        DownloadError: the server refuses, breaks off again and again, or sends other than it
+            announces. What arrived is kept for the next call.
+        WriteError: the disk is full, or the path cannot be written.
+    """
+    if not url.lower().startswith(("http://", "https://")):
+        raise DownloadError("expected an address that begins with http:// or https://", path=url)
+    if os.path.isfile(path):
+        size = os.path.getsize(path)
+        if _announced(url, timeout_s) in (-1, size):
+            return Fetched(path, size, was_there=True)
+    with translated(path):
+        os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
+    part = _Part(url, path, timeout_s, progress)
+    with part.locked():
+        resumed = part.size > 0
+        _try_until_whole(part, attempts, pause_s)
+        part.finish()
+    return Fetched(path, os.path.getsize(path), part.received, resumed=resumed)
+
+
+def _try_until_whole(part: _Part, attempts: int, pause_s: float) -> None:
+    best, in_vain = part.size, 0
+    for _ in range(_MOST_TRIES):
+        try:
+            part.extend()
+            return
+        except _BrokenError as error:
+            in_vain = 0 if part.size > best else in_vain + 1
+            best = max(best, part.size)
+            problem = error
+        if in_vain >= attempts:
+            break
+        time.sleep(min(pause_s * 2 ** max(in_vain - 1, 0), _LONGEST_PAUSE_S))
+    raise DownloadError(
+        f"{problem}; {part.size} bytes are kept, and the next try goes on from there",
+        path=part.url,
+    ) from problem
+
+
+def _announced(url: str, timeout_s: float) -> int:
+    """The length the server tells; -1 if it does not, or cannot be asked."""
+    try:
+        with _open(url, {}, timeout_s, method="HEAD") as answer:
+            return _whole_number(answer.headers.get("Content-Length"))
+    except (OSError, http.client.HTTPException):
+        return -1
+
+
+def _open(url: str, headers: dict[str, str], timeout_s: float, *, method: str = "GET") -> Any:
+    # A compressed answer could neither be resumed nor measured.
+    fixed = {"User-Agent": f"streamload/{__version__}", "Accept-Encoding": "identity"}
+    request = urllib.request.Request(url, headers={**fixed, **headers}, method=method)
+    return urllib.request.urlopen(request, timeout=timeout_s)
+
+
+class _Part:
+    """The beginning of one file on disk."""
+
+    def __init__(self, url: str, path: str, timeout_s: float, progress: Progress | None) -> None:
+        self.url = url
+        self.path = path
+        self.received = 0
+        self._part = path + ".part"
+        self._note = path + ".part.json"
+        self._timeout_s = timeout_s
+        self._progress = progress
+        self._known = self._read_note()
+        self._descriptor = -1
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Open the part, for this process alone.
+
+        Raises:
+            DownloadError: another process is fetching the file.
+        """
+        with translated(self.path):
+            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+            self._descriptor = os.open(self._part, flags, 0o666)
+        try:
+            if not _lock(self._descriptor):
+                raise DownloadError("another process is fetching this file", path=self.path)
+            yield
+        finally:
+            os.close(self._descriptor)
+
+    @property
+    def size(self) -> int:
+        """Bytes that are there."""
+        return os.fstat(self._descriptor).st_size
+
+    def extend(self) -> None:
+        """One try to fetch what is not there yet.
+
+        Raises:
+            _BrokenError: another try may do better.
+            DownloadError: it would not.
+        """
+        start = self.size
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        if start and self._known.validator:
+            headers["If-Range"] = self._known.validator
+        try:
+            with _open(self.url, headers, self._timeout_s) as answer:
+                self._take(answer, start)
+        except urllib.error.HTTPError as error:
+            self._refused(error, start)
+        except urllib.error.URLError as error:
+            raise _BrokenError(f"no connection: {error.reason}") from error
+        except (DownloadError, WriteError):
+            raise
+        except (http.client.HTTPException, OSError) as error:
+            raise _BrokenError(f"the connection broke: {error or type(error).__name__}") from error
+
+    def _refused(self, error: urllib.error.HTTPError, start: int) -> None:
+        with error:
+            status, reason = error.code, error.reason
+            total = _whole_number((error.headers.get("Content-Range") or "").rpartition("/")[2])
+        if status == _RANGE_NOT_SATISFIABLE and start:
+            if total == start and self._known.total in (-1, total):
+                return  # all of it was there already
+            self._restart()
+            raise _BrokenError(f"the server has {total} bytes, {start} were here: started over")
+        text = f"the server answers {status} {reason}"
+        if status in _MAY_PASS:
+            raise _BrokenError(text)
+        raise DownloadError(f"{text}; nothing was fetched from there", path=self.url) from error
+
+    def _take(self, answer: Any, start: int) -> None:
+        """Write the answer's body behind what is there."""
+        headers = answer.headers
+        if headers.get("Content-Encoding", "identity") != "identity":
+            raise DownloadError("the server sends it compressed, unasked", path=self.url)
+        kind = headers.get_content_type()
+        if kind == "text/html" and not self.path.endswith((".html", ".htm")):
+            raise DownloadError("the server sends a web page, not the file", path=self.url)
+        length = _whole_number(headers.get("Content-Length"))
+        now = _Known(length, _validator(headers))
+        if answer.status == http.HTTPStatus.PARTIAL_CONTENT:
+            begin, total = _range(headers.get("Content-Range", ""))
+            now.total = total
+            if begin != start or self._is_other(now):
+                self._restart()
+                raise _BrokenError("the file has changed on the server: started over")
+        elif start:
+            self._restart()  # the server cannot go on in the middle
+        self._write_note(now)
+        self._copy(answer, now.total)
+        if now.total >= 0 and self.size != now.total:
+            size = self.size
+            if size > now.total:
+                self._restart()
+            raise _BrokenError(f"the server announced {now.total} bytes and sent {size}")
+
+    def _is_other(self, now: _Known) -> bool:
+        known = self._known
+        return (-1 not in (now.total, known.total) and now.total != known.total) or bool(
+            now.validator and known.validator and now.validator != known.validator
+        )
+
+    def _copy(self, answer: Any, total: int) -> None:
+        os.lseek(self._descriptor, 0, os.SEEK_END)
+        done = self.size
+        while block := answer.read(_BLOCK_BYTES):
+            with translated(self.path):
+                view = memoryview(block)
+                while view.nbytes:
+                    view = view[os.write(self._descriptor, view) :]
+            done += len(block)
+            self.received += len(block)
+            if self._progress is not None:
+                self._progress(done, max(total, 0), os.path.basename(self.path))
+
+    def _restart(self) -> None:
+        with translated(self.path):
+            os.ftruncate(self._descriptor, 0)
+        self._known = _Known()
+
+    def _read_note(self) -> _Known:
+        try:
+            with open(self._note, encoding="utf-8") as file:
+                note = json.load(file)
+            return _Known(int(note["total"]), str(note["validator"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return _Known()
+
+    def _write_note(self, known: _Known) -> None:
+        self._known = known
+        with translated(self.path), open(self._note, "w", encoding="utf-8") as file:
+            json.dump({"total": known.total, "validator": known.validator}, file)
+
+    def finish(self) -> None:
+        """Give the whole file its name."""
+        with translated(self.path):
+            os.fsync(self._descriptor)
+            os.replace(self._part, self.path)
+        with suppress(OSError):
+            os.unlink(self._note)
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock a file for this process; True also where there are no such locks."""
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # a file system without locks
+    return True
+
+
+def _validator(headers: Any) -> str:
+    """What tells versions apart (RFC 9110, 13.1.5): a strong ETag, else the last change."""
+    tag: str = headers.get("ETag", "")
+    if tag and not tag.startswith("W/"):
+        return tag
+    return str(headers.get("Last-Modified", ""))
+
+
+def _range(text: str) -> tuple[int, int]:
+    """First byte and total of ``bytes 5-9/10``; -1 where it does not say."""
+    span, _, total = text.removeprefix("bytes ").partition("/")
+    return _whole_number(span.partition("-")[0]), _whole_number(total)
+
+
+def _whole_number(text: str | None) -> int:
+    return int(text) if text and text.isascii() and text.strip().isdigit() else -1

@@ -1,0 +1,128 @@
+"""Two plans one after the other as one: stored → local → published, without the local tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from streamload.dtypes import BY_NAME, DType
+from streamload.mapping.layout import LayoutError
+from streamload.planning.dtype_rules import DtypeError, target_dtype
+from streamload.planning.records import PlannedTensor
+from streamload.specs import Move, contiguous_strides, numel
+
+__all__ = ["compose"]
+
+
+def compose(
+    first: Mapping[str, PlannedTensor], second: Iterable[PlannedTensor], wanted: DType | None
+) -> tuple[list[PlannedTensor], list[str]]:
+    """The tensors of ``second``, filled straight from what ``first`` is filled from.
+
+    Args:
+        first: tensors by name, contiguous.
+        second: tensors whose moves read those of ``first``.
+        wanted: the dtype asked for.
+
+    Returns:
+        The tensors, and a problem for each that needs more than re-naming, cutting and joining
+        of what is stored.
+    """
+    made: list[PlannedTensor] = []
+    problems: list[str] = []
+    for tensor in second:
+        try:
+            made.append(_composed([first[name] for name in tensor.sources], tensor, wanted))
+        except (LayoutError, DtypeError) as error:
+            problems.append(
+                f"{tensor.name!r} cannot be written from {', '.join(map(repr, tensor.sources))} "
+                f"as stored: {error}; convert to names='local', or load and export"
+            )
+    return made, problems
+
+
+def _composed(
+    parts: Sequence[PlannedTensor], tensor: PlannedTensor, wanted: DType | None
+) -> PlannedTensor:
+    whole = parts[0] if len(parts) == 1 and _is_whole(parts[0], tensor) else None
+    if whole is not None:
+        return replace(whole, name=tensor.name, aliases=())
+    summed = next((part for part in parts if part.reduces), None)
+    if summed is not None:
+        raise LayoutError(f"the {summed.reduces} of its partitions is not cut or re-laid")
+    by_name = dict(zip(tensor.sources, parts, strict=True))
+    moves = [made for move in tensor.moves for made in _through(by_name[move.stored_name], move)]
+    if sum(numel(move.shape) for move in moves) != numel(tensor.shape):
+        raise LayoutError("its parts are re-laid twice")
+    stored = tuple(BY_NAME[name] for part in parts for name in part.stored_dtype.split("+"))
+    return replace(
+        tensor,
+        sources=tuple(dict.fromkeys(move.stored_name for move in moves)),
+        moves=tuple(moves),
+        dtype=target_dtype(tensor.name, stored, None, wanted).name,
+        stored_dtype="+".join(dict.fromkeys(d.name for d in stored)),
+        transform="+".join(
+            dict.fromkeys(t for t in (*(p.transform for p in parts), tensor.transform) if t)
+        ),
+    )
+
+
+def _is_whole(part: PlannedTensor, tensor: PlannedTensor) -> bool:
+    """True if the tensor is the part under another name."""
+    if part.shape != tensor.shape:
+        return False
+    if not tensor.moves:
+        return numel(tensor.shape) == 0
+    (move, *more) = tensor.moves
+    return not more and _is_run(move) and move.source_offset == move.target_offset == 0
+
+
+def _is_run(move: Move) -> bool:
+    return move.source_strides == (1,) and move.target_strides == (1,)
+
+
+def _through(part: PlannedTensor, move: Move) -> list[Move]:
+    """The moves that fill what ``move`` takes out of ``part``, from what ``part`` is made of.
+
+    Raises:
+        LayoutError: neither is a plain run where they meet.
+    """
+    assert part.strides == contiguous_strides(part.shape), "composed plans are contiguous"
+    made = []
+    begin, end = _span(move.shape, move.source_strides, move.source_offset)
+    for inner in part.moves:
+        low, high = _span(inner.shape, inner.target_strides, inner.target_offset)
+        if high <= begin or end <= low:
+            continue
+        if _is_run(move) and begin <= low and high <= end:
+            made.append(_shifted(inner, move))
+        elif _is_run(inner) and low <= begin and end <= high:
+            offset = move.source_offset - inner.target_offset + inner.source_offset
+            made.append(replace(move, stored_name=inner.stored_name, source_offset=offset))
+        elif _is_run(inner) and _is_run(move):
+            made.append(_overlap(inner, move, max(low, begin), min(high, end)))
+        else:
+            raise LayoutError("its parts are re-laid twice")
+    return made
+
+
+def _span(shape: Sequence[int], strides: Sequence[int], offset: int) -> tuple[int, int]:
+    """The first element of a strided view and one past its last."""
+    return offset, offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
+
+
+def _shifted(inner: Move, move: Move) -> Move:
+    offset = inner.target_offset - move.source_offset + move.target_offset
+    return replace(inner, target_offset=offset)
+
+
+def _overlap(inner: Move, move: Move, low: int, high: int) -> Move:
+    """Elements [low, high) of the tensor between, of two runs."""
+    return Move(
+        inner.stored_name,
+        (high - low,),
+        (1,),
+        inner.source_offset + low - inner.target_offset,
+        (1,),
+        move.target_offset + low - move.source_offset,
+    )

@@ -1,0 +1,219 @@
+"""Which tensors a conversion writes, and from where: pure, as ``build``; builds no model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from streamload.dtypes import BY_NAME
+from streamload.mapping.choose import choose_mapper
+from streamload.mapping.common import layer_of
+from streamload.mapping.registry import known_model_types, mapping_for
+from streamload.mapping.rules import NameMap, Rule
+from streamload.mapping.transforms import Identity
+from streamload.planning.build import build_plan
+from streamload.planning.composing import compose
+from streamload.planning.inverse import build_export_plan
+from streamload.planning.problems import listed
+from streamload.planning.records import (
+    Comparison,
+    Plan,
+    PlannedTensor,
+    PlanOptions,
+    Targets,
+    TargetSpec,
+)
+from streamload.report import LoadedTensor
+from streamload.specs import Catalog, TensorSpec
+
+__all__ = ["Conversion", "plan_conversion"]
+
+_Groups = Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What is written.
+
+    Attributes:
+        plan: its tensors are the new checkpoint's; its comparisons must hold.
+        names: ``"published"``, ``"local"``, or ``"stored"`` where there is no name table.
+        config: for ``config.json``; None if nothing is known.
+    """
+
+    plan: Plan
+    names: str
+    config: Mapping[str, Any] | None
+
+
+def plan_conversion(
+    catalog: Catalog,
+    config: Mapping[str, Any] | None,
+    names: str,
+    options: PlanOptions,
+    *,
+    source: str = "",
+) -> Conversion:
+    """Plan a conversion; ``plan.problems`` lists everything that refuses it.
+
+    Args:
+        catalog: what is stored.
+        config: as in ``config.json``, or None.
+        names: ``"published"`` or ``"local"``.
+        options: ``dtype`` and the sizes of blocks are used.
+        source: the checkpoint's path, for messages.
+    """
+    table = _published_table(config, catalog)
+    if table is None:
+        plan = build_plan(catalog, None, None, options, source=source)
+        kind = f"model_type {config.get('model_type')!r}" if config else "it: no config.json"
+        notice = f"no name table for {kind}; names and layout are kept as stored"
+        return Conversion(_with_notices(plan, [notice]), "stored", config)
+    stored_map = choose_mapper(config, catalog, None)
+    if names == "published" and stored_map == table:
+        return Conversion(_renamed(catalog, table, options, source), names, config)
+    local = _local_plan(catalog, stored_map or _unchanged(table), table, options, source)
+    if names == "local" or not local.ok:
+        return Conversion(local, names, config)
+    return Conversion(_published(local, table), names, config)
+
+
+def _published_table(config: Mapping[str, Any] | None, catalog: Catalog) -> NameMap | None:
+    model_type = config.get("model_type") if config else None
+    if config is None or model_type not in known_model_types():
+        return None
+    try:
+        table = mapping_for(str(model_type), config)
+    except (KeyError, TypeError, ValueError):
+        return None  # as for a load: a config that cannot be followed leaves names as they are
+    if table.layers is not None:
+        return table
+    layers = [n for name in catalog if (n := layer_of(name)) is not None]
+    return replace(table, layers=max(layers, default=-1) + 1)
+
+
+def _local_plan(
+    catalog: Catalog, mapper: NameMap, table: NameMap, options: PlanOptions, source: str
+) -> Plan:
+    plan = build_plan(catalog, mapper, None, options, source=source)
+    return _tied(_with_notices(plan, _left_out(plan)), table.ties)
+
+
+def _unchanged(table: NameMap) -> NameMap:
+    """The table for a file that has local names already."""
+    rules: dict[tuple[str, ...], Rule] = {}
+    for rule in table.rules:
+        for target in rule.targets:
+            rules.setdefault((target,), Rule(target, target, optional=rule.optional))
+    return replace(table, rules=tuple(rules.values()))
+
+
+def _renamed(catalog: Catalog, table: NameMap, options: PlanOptions, source: str) -> Plan:
+    """Published names to published names: bytes stay, wrappers of the names go."""
+    checked = build_plan(catalog, table, None, options, source=source)
+    if not checked.ok:
+        return checked
+
+    def canonical(name: str) -> str | None:
+        ((rule, at, values),) = table.find(name, len(catalog[name].shape))
+        return None if rule.ignores else rule.source_templates[at].fill(layer=values.get("layer"))
+
+    plan = build_plan(catalog, canonical, None, options, source=source)
+    report = replace(plan.report, model_type=table.model_type)
+    plan = _with_notices(replace(plan, report=report), _left_out(plan))
+    published = {local: _published_names(table, local) for group in table.ties for local in group}
+    return _tied(plan, [[n for local in g for n in published[local]] for g in table.ties])
+
+
+def _published_names(table: NameMap, local: str) -> list[str]:
+    return [
+        rule.sources[0]
+        for rule in table.rules
+        if rule.targets == (local,) and isinstance(rule.transform, Identity)
+    ]
+
+
+def _published(local: Plan, table: NameMap) -> Plan:
+    """Local names to published ones: the table walked backwards, over the plan to local names."""
+    first = {tensor.name: tensor for tensor in local.tensors}
+    aliases = {g[0]: tuple(g) for g in table.ties if g[0] in first}
+    specs = tuple(
+        TargetSpec(aliases.get(t.name, (t.name,)), t.shape, t.dtype, is_meta=False)
+        for t in local.tensors
+    )
+    stored = {
+        name: TensorSpec(name, spec.dtype, spec.shape, local.report.source)
+        for spec in specs
+        for name in spec.names
+    }
+    first |= {name: first[g] for g, names in aliases.items() for name in names}
+    options = local.options
+    back = build_export_plan(stored, table, Targets(specs), options, source=local.report.source)
+    tensors, problems = compose(first, back.tensors, options.dtype)
+    problems = [*back.problems, *problems]
+    made = replace(
+        local, tensors=tuple(tensors), report=replace(local.report, problems=tuple(problems))
+    )
+    return _with_entries(made)
+
+
+def _tied(plan: Plan, groups: _Groups) -> Plan:
+    """Each tie written once, under its first name; what else is stored of it is compared."""
+    if not plan.ok:
+        return plan
+    tensors = {tensor.name: tensor for tensor in plan.tensors}
+    comparisons = list(plan.comparisons)
+    problems: list[str] = []
+    notices: list[str] = []
+    for group in groups:
+        held = [name for name in group if name in tensors]
+        if not held:
+            problems.append(f"missing: {' or '.join(map(repr, group))}")
+            continue
+        kept = tensors[held[0]]
+        for name in held[1:]:
+            comparisons.append(Comparison(kept, tensors.pop(name)))
+            notices.append(f"{name!r} is tied to {group[0]!r} and left out")
+        if held[0] != group[0]:
+            notices.append(f"{held[0]!r} is tied to {group[0]!r} and written under that name")
+            tensors = {
+                (group[0] if name == held[0] else name): tensor for name, tensor in tensors.items()
+            }
+            tensors[group[0]] = replace(kept, name=group[0])
+    report = replace(plan.report, problems=(*plan.report.problems, *problems))
+    made = replace(
+        plan, tensors=tuple(tensors.values()), comparisons=tuple(comparisons), report=report
+    )
+    return _with_notices(_with_entries(made), notices)
+
+
+def _left_out(plan: Plan) -> list[str]:
+    ignored = plan.report.ignored
+    if not ignored:
+        return []
+    names = listed(map(repr, ignored), 4)
+    return [f"{len(ignored)} stored buffers that no model loads are left out: {names}"]
+
+
+def _with_notices(plan: Plan, notices: Sequence[str]) -> Plan:
+    return replace(plan, report=replace(plan.report, notices=(*plan.report.notices, *notices)))
+
+
+def _with_entries(plan: Plan) -> Plan:
+    """The report's ledger made anew from the plan's tensors."""
+    return replace(
+        plan, report=replace(plan.report, loaded=tuple(_entry(plan, t) for t in plan.tensors))
+    )
+
+
+def _entry(plan: Plan, tensor: PlannedTensor) -> LoadedTensor:
+    stored = "+".join(BY_NAME[d].torch_name or d for d in tensor.stored_dtype.split("+"))
+    return LoadedTensor(
+        tuple(plan.stored[name].name for name in tensor.sources),
+        tensor.name,
+        stored,
+        BY_NAME[tensor.dtype].torch_name or tensor.dtype,
+        tensor.shape,
+        tensor.transform,
+    )

@@ -1,0 +1,114 @@
+"""A web server on loopback that misbehaves on request."""
+
+import http.server
+import threading
+from collections import defaultdict
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Site:
+    """What the server has and does.
+
+    Attributes:
+        files: path (without the first slash) → content.
+        ranges: answers Range requests.
+        etags: sends an ETag, by path.
+        cuts: path → after how many bytes each of the next answers breaks off.
+        lengths: path → the Content-Length it announces instead of the right one.
+        statuses: path → statuses of the next answers.
+        head: answers HEAD requests.
+        kind: Content-Type.
+        pause_s: between blocks of 16 KiB.
+        requests: (method, path, Range) as they came.
+    """
+
+    files: dict = field(default_factory=dict)
+    ranges: bool = True
+    etags: dict = field(default_factory=dict)
+    cuts: dict = field(default_factory=lambda: defaultdict(list))
+    lengths: dict = field(default_factory=dict)
+    statuses: dict = field(default_factory=lambda: defaultdict(list))
+    head: bool = True
+    kind: str = "application/octet-stream"
+    pause_s: float = 0.0
+    requests: list = field(default_factory=list)
+    url: str = ""
+
+
+@contextmanager
+def serve(site):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *args):
+            pass
+
+        def do_HEAD(self):
+            if not site.head:
+                self.send_error(405)
+                return
+            self.answer(body=False)
+
+        def do_GET(self):
+            self.answer(body=True)
+
+        def answer(self, body):
+            path = self.path.lstrip("/")
+            wanted = self.headers.get("Range")
+            site.requests.append((self.command, path, wanted))
+            if body and site.statuses[path]:
+                self.send_error(site.statuses[path].pop(0))
+                return
+            data = site.files.get(path)
+            if data is None:
+                self.send_error(404)
+                return
+            start, total = 0, len(data)
+            tag = site.etags.get(path)
+            condition = self.headers.get("If-Range")
+            if wanted and site.ranges and condition in (None, tag):
+                start = int(wanted.removeprefix("bytes=").rstrip("-"))
+                if start >= total:
+                    self.send_response(416)
+                    self.send_header("Content-Range", f"bytes */{total}")
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {start}-{total - 1}/{total}")
+            else:
+                self.send_response(200)
+            self.send_header("Content-Type", site.kind)
+            self.send_header("Content-Length", str(site.lengths.get(path, total - start)))
+            if tag:
+                self.send_header("ETag", tag)
+            self.end_headers()
+            if body:
+                self.send(path, data[start:])
+
+        def send(self, path, data):
+            cut = site.cuts[path].pop(0) if site.cuts[path] else None
+            view = memoryview(data)[:cut]
+            try:
+                for at in range(0, len(view), 16384):
+                    self.wfile.write(view[at : at + 16384])
+                    if site.pause_s:
+                        threading.Event().wait(site.pause_s)
+            except OSError:
+                self.close_connection = True
+            if cut is not None or path in site.lengths:
+                self.close_connection = True
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    site.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield site
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

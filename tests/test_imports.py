@@ -1,0 +1,114 @@
+"""Imports go one way, and listing a checkpoint needs neither torch nor numpy."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import streamload
+
+PACKAGE = Path(streamload.__file__).parent
+# A part may import what stands before it, never what stands behind it.
+ORDER = (
+    "errors",
+    "dtypes",
+    "specs",
+    "cgroups",
+    "memory",
+    "report",
+    "weights",
+    "models",
+    "sources",
+    "mapping",
+    "planning",
+    "modules",
+    "options",
+    "configuration",
+    "memory_check",
+    "engine",
+    "iterating",
+    "loading",
+    "writing",
+    "exporting",
+    "generation",
+    "synthesis",
+    "text",
+    "cli",
+)
+
+
+def part_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.parent == PACKAGE and path.stem in ("__init__", "__main__"):
+            continue
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        yield ".".join(parts).removesuffix(".__init__"), path
+
+
+def imported(path: Path) -> Iterator[tuple[int, str]]:
+    """Every import in the file, lazy ones too; those for type checkers alone aside."""
+    tree = ast.parse(path.read_text())
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            yield node.lineno, node.module or ""
+
+
+def test_every_part_has_its_place() -> None:
+    assert {part_of(name) for name, _ in modules()} == set(ORDER)
+
+
+def test_imports_go_upwards_only() -> None:
+    place = {part: at for at, part in enumerate(ORDER)}
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{line}: {name} imports {other}"
+        for name, path in modules()
+        for line, other in imported(path)
+        if part_of(other) and other.startswith("streamload.")
+        if place[part_of(other)] > place[part_of(name)]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_engine_never_sees_names_of_architectures() -> None:
+    for name, path in modules():
+        if part_of(name) == "engine":
+            text = path.read_text()
+            assert not any(word in text.lower() for word in ("gpt2", "llama", "c_attn", "q_proj"))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import streamload",
+        "import streamload.sources.detect",
+        "from streamload import open_checkpoint, PlanError, LoadReport, NameMap, Transpose, Plan",
+    ],
+)
+def test_listing_needs_neither_torch_nor_numpy(statement: str) -> None:
+    code = f"import sys; {statement}; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_importing_starts_no_thread_and_prints_nothing() -> None:
+    code = "import threading, streamload.loading; assert threading.active_count() == 1"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
