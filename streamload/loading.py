@@ -13,8 +13,10 @@ from typing_extensions import Unpack
 
 from streamload.caching import cache_settings, through_cache
 from streamload.configuration import config_of, find_config
+from streamload.engine.cuda import CudaMeter
 from streamload.engine.execute import Execution, execute
-from streamload.engine.lanes import lane_for, unusable
+from streamload.engine.lanes import lane_for
+from streamload.engine.layers import OnLayer
 from streamload.errors import PlanError, note_overwritten, printable
 from streamload.mapping.binding import Mapper
 from streamload.mapping.choose import choose_mapper
@@ -23,6 +25,7 @@ from streamload.memory_check import check_memory
 from streamload.modules import OnAssign, commit, existing_tensors, targets_of
 from streamload.options import LoadOptions, Settings, settings_from
 from streamload.planning import Plan, Targets, build_plan
+from streamload.preparing import hook_for, prepare
 from streamload.report import LoadReport
 from streamload.sources.base import Source
 from streamload.sources.detect import open_layers
@@ -141,9 +144,11 @@ def load_state_dict(
         mapper = _mapper(mapping, _config_for(mapping, source), source, None, settings)
         settings = cache_settings(settings, is_empty=True)
         made = build_plan(source.catalog, mapper, None, settings.plan_options(), source=source.path)
-        made = _with_devices(made, settings)
+        made = prepare(made, None, settings)
         made.raise_if_refused()
-        made, run = _carry_out(made, source, settings, {})
+        made, run = _carry_out(made, source, settings, {}, settings.on_layer)
+        if run.modules:
+            raise PlanError("on_layer returned a module, but load_state_dict has no module")
         tensors = {t.name: run.tensors[t.name] for t in made.tensors}
         for group in made.report.tied:
             held = next((tensors[name] for name in group if name in tensors), None)
@@ -241,16 +246,7 @@ def _plan_open(
         raise PlanError(f"{printable(source.path)}: {error}") from error
     mapper = _mapper(mapping, config, source, targets, settings)
     made = build_plan(source.catalog, mapper, targets, settings.plan_options(), source=source.path)
-    return check_memory(_with_devices(made, settings), settings, refuse=False)
-
-
-def _with_devices(made: Plan, settings: Settings) -> Plan:
-    """The plan, with a problem for each device that is not there."""
-    asked = settings.device
-    devices = [asked] if isinstance(asked, str) else sorted(set(asked.values()))
-    lacking = tuple(why for device in devices if (why := unusable(device)))
-    problems = (*made.report.problems, *lacking)
-    return replace(made, report=replace(made.report, problems=problems))
+    return check_memory(prepare(made, module, settings), settings, refuse=False)
 
 
 def _load_open(
@@ -267,12 +263,22 @@ def _load_open(
     made = _plan_open(module, source, settings, config, mapping)
     made.raise_if_refused()
     existing = existing_tensors(module, made)
+    on_layer = hook_for(made, module, settings)
+    meter = CudaMeter(t.device for t in made.tensors)
     with PeakSampler() as sampler:
-        followed, run = _carry_out(made, source, settings, existing)
-    report = _report(followed, run, sampler.peaks, time.perf_counter() - start_s)
+        followed, run = _carry_out(made, source, settings, existing, on_layer)
+    elapsed_s = time.perf_counter() - start_s
+    report = _report(followed, run, sampler.peaks, meter.peak_bytes(), elapsed_s)
     try:
         # Last of all: what is raised behind it would find the module changed.
-        commit(module, made, run.tensors, on_assign=on_assign)
+        commit(
+            module,
+            made,
+            run.tensors,
+            modules=run.modules,
+            given=run.given,
+            on_assign=on_assign,
+        )
     except BaseException as error:
         if run.overwritten:
             note_overwritten(error, run.overwritten)
@@ -281,7 +287,11 @@ def _load_open(
 
 
 def _carry_out(
-    made: Plan, source: Source, settings: Settings, existing: dict[str, torch.Tensor]
+    made: Plan,
+    source: Source,
+    settings: Settings,
+    existing: dict[str, torch.Tensor],
+    on_layer: OnLayer | None,
 ) -> tuple[Plan, Execution]:
     """Carry a plan out if it fits in memory; from the cache if that is asked for.
 
@@ -290,36 +300,48 @@ def _carry_out(
     """
     if not settings.cache:
         made = check_memory(made, settings)
-        return made, _execute(made, source, settings, existing)
+        return made, _execute(made, source, settings, existing, on_layer)
 
     def checked(plan: Plan, plan_source: Source) -> Execution:
         check_memory(plan, settings)
-        return _execute(plan, plan_source, settings, existing)
+        return _execute(plan, plan_source, settings, existing, on_layer)
 
     made, run = through_cache(made, source, settings, checked)
     return check_memory(made, settings, refuse=False), run
 
 
 def _execute(
-    made: Plan, source: Source, settings: Settings, existing: dict[str, torch.Tensor]
+    made: Plan,
+    source: Source,
+    settings: Settings,
+    existing: dict[str, torch.Tensor],
+    on_layer: OnLayer | None,
 ) -> Execution:
     # Neither a caller's inference mode nor its default device may reach the tensors made here.
     with torch.inference_mode(mode=False), torch.device("cpu"):
         return execute(
             made,
             source,
-            lane_for("cpu", chunk_bytes=settings.chunk_bytes),
+            lane_for(
+                (t.device for t in made.tensors),
+                chunk_bytes=settings.chunk_bytes,
+                passing=on_layer is not None,
+            ),
             existing=existing,
             progress=settings.progress,
+            on_layer=on_layer,
         )
 
 
-def _report(made: Plan, run: Execution, peaks: MemoryPeaks, elapsed_s: float) -> LoadReport:
+def _report(
+    made: Plan, run: Execution, peaks: MemoryPeaks, device_bytes: int, elapsed_s: float
+) -> LoadReport:
     memory = replace(
         made.report.memory,
         peak_rss_bytes=max(peaks.rss_bytes, 0),
         peak_anonymous_bytes=max(peaks.anonymous_bytes, 0),
         peak_file_bytes=max(peaks.file_bytes, 0),
+        peak_device_bytes=device_bytes,
     )
     return replace(
         made.report,

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
+from torch import nn
 
 from streamload.engine.jobs import Job, JobQueue, jobs_of
 from streamload.engine.lane import Lane, Sink
+from streamload.engine.layers import LayerFeed, OnLayer
 from streamload.engine.reduce import check_agreement, compare, reduce_into
 from streamload.engine.workers import Crew
 from streamload.errors import CheckpointError, StreamloadError, note_overwritten
@@ -32,6 +34,9 @@ class Execution:
         overwritten: names of tensors overwritten in place, as far as it came.
         bytes_read, bytes_written: of tensor data.
         notices: what was seen in the data.
+        modules: what on_layer gave for whole modules, by module name; ``tensors`` lacks what is
+            in these.
+        given: names of tensors that on_layer gave.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -39,6 +44,8 @@ class Execution:
     bytes_read: int = 0
     bytes_written: int = 0
     notices: list[str] = field(default_factory=list)
+    modules: dict[str, nn.Module] = field(default_factory=dict)
+    given: set[str] = field(default_factory=set)
 
 
 def execute(
@@ -49,6 +56,7 @@ def execute(
     existing: Mapping[str, torch.Tensor] | None = None,
     progress: Progress | None = None,
     release: bool = False,
+    on_layer: OnLayer | None = None,
 ) -> Execution:
     """Stream or map every planned tensor.
 
@@ -59,10 +67,13 @@ def execute(
         existing: tensors that are overwritten in place, by target name.
         progress: called now and then with bytes done, bytes in all, and a stored name.
         release: give the page cache back behind the workers (a memory limit binds).
+        on_layer: gets each block's new tensors when they are complete; the plan must not
+            overwrite any.
 
     Raises:
         ReadError, CheckpointError: as the source or the data give cause; MemoryError and
-            whatever ``progress`` raises pass through unchanged. New tensors are dropped.
+            whatever ``progress`` and ``on_layer`` raise pass through unchanged. New tensors are
+            dropped.
     """
     run = Execution()
     _check(plan, source, run)
@@ -70,11 +81,14 @@ def execute(
     old = [t for t in plan.tensors if not t.is_new]
     counter = _Counter(plan, new + old, progress)
     try:
-        for planned in plan.tensors:
-            if planned.mapped is not None:
-                run.tensors[planned.name] = _mapped(source, planned)
-        run.tensors.update({t.name: lane.allocate(t) for t in new})
-        _stream(plan, source, lane, new, run.tensors, counter, run, release)
+        if on_layer is not None:
+            _stream_layers(plan, source, lane, counter, run, release, on_layer)
+        else:
+            for planned in plan.tensors:
+                if planned.mapped is not None:
+                    run.tensors[planned.name] = _mapped(source, planned)
+            run.tensors.update({t.name: lane.allocate(t) for t in new})
+            _stream(plan, source, lane, new, run.tensors, counter, run, release)
         source.check_unchanged()
         if old:
             _stream(plan, source, lane, old, existing or {}, counter, run, release)
@@ -82,6 +96,7 @@ def execute(
         lane.finish()
     except BaseException as error:
         run.tensors.clear()
+        run.modules.clear()
         if run.overwritten:
             note_overwritten(error, run.overwritten)
         raise
@@ -134,8 +149,9 @@ class _Counter:
         self._lock = threading.Lock()
         self._progress = progress
 
-    def add(self, job: Job) -> None:
+    def add(self, job: Job) -> bool:
         self.add_bytes(job.nbytes, job.spec.name)
+        return False
 
     def add_bytes(self, count: int, name: str) -> None:
         with self._lock:
@@ -170,7 +186,7 @@ def _stream(
                     counter.add_bytes(plan.stored[name].nbytes, plan.stored[name].name)
     moved = [t for t in tensors if not t.reduces]
     numbers = {t.name: i for i, t in enumerate(moved)}
-    sinks = [Sink(targets[t.name], is_fresh=t.is_new) for t in moved]
+    sinks = [Sink(targets[t.name], t.device, is_fresh=t.is_new) for t in moved]
     queue = JobQueue(jobs_of(plan, moved, numbers))
     crew = Crew(source, lane, queue, sinks, done=counter.add, release=release)
     try:
@@ -179,6 +195,42 @@ def _stream(
         written = zip(moved, sinks, strict=True)
         run.overwritten += [t.name for t, s in written if s.touched and not t.is_new]
     _report_overflows(plan, moved, sinks, run)
+
+
+def _stream_layers(
+    plan: Plan,
+    source: Source,
+    lane: Lane,
+    counter: _Counter,
+    run: Execution,
+    release: bool,
+    on_layer: OnLayer,
+) -> None:
+    """As ``_stream`` for all new tensors, block by block, with what on_layer makes of them."""
+
+    def make(planned: PlannedTensor, target: torch.Tensor | None) -> torch.Tensor:
+        if target is None:
+            return _mapped(source, planned)
+        run.notices += reduce_into(plan, source, planned, target)
+        return target
+
+    feed = LayerFeed(plan, [t for t in plan.tensors if t.is_new], lane, make, on_layer)
+
+    def done(job: Job) -> bool:
+        counter.add(job)
+        return feed.done(job)
+
+    def tick() -> None:
+        counter.tell()
+        feed.deliver()
+
+    feed.start()
+    queue = JobQueue(feed.jobs())
+    crew = Crew(source, lane, queue, feed.sinks, done=done, release=release, gate=feed)
+    crew.run(_crew_size(plan, feed.moved), tick=tick)
+    _report_overflows(plan, feed.moved, feed.sinks, run)
+    run.tensors, run.modules = feed.results.tensors, feed.results.modules
+    run.given = feed.results.given
 
 
 def _crew_size(plan: Plan, tensors: Sequence[PlannedTensor]) -> int:

@@ -87,7 +87,9 @@ def _chosen(binding: Binding, options: PlanOptions, mapper: Mapper | None) -> li
         return kept
     place = {layer: at for at, layer in enumerate(sorted(options.layers))}
     return [
-        a if a.layer is None else replace(a, targets=_renumbered(a.targets, a.layer, place))
+        a
+        if a.layer is None
+        else replace(a, targets=_renumbered(a.targets, a.layer, place), layer=place[a.layer])
         for a in kept
     ]
 
