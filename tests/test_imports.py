@@ -16,6 +16,7 @@ ORDER = (
     "errors",
     "dtypes",
     "specs",
+    "collecting",
     "threads",
     "cgroups",
     "memory",
