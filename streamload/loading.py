@@ -28,7 +28,7 @@ from streamload.planning import Plan, Targets, build_plan
 from streamload.preparing import hook_for, prepare
 from streamload.report import LoadReport
 from streamload.sources.base import Source
-from streamload.sources.detect import open_checkpoint
+from streamload.sources.detect import open_layers
 from streamload.weights import empty_weights
 
 __all__ = [
@@ -69,7 +69,7 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
         ReadError: reading failed midway.
     """
     settings = settings_from(options)
-    with open_checkpoint(path, layers=settings.layers) as source:
+    with open_layers(path, settings.layers) as source:
         built = _build(source, settings)
         report = _load_open(
             built.model,
@@ -114,7 +114,7 @@ def load_into(
         As ``load``.
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
-    with open_checkpoint(path, layers=settings.layers) as source:
+    with open_layers(path, settings.layers) as source:
         return _load_open(
             module,
             source,
@@ -140,7 +140,7 @@ def load_state_dict(
         **options: see LoadOptions.
     """
     settings = settings_from(options)
-    with open_checkpoint(path, layers=settings.layers) as source:
+    with open_layers(path, settings.layers) as source:
         mapper = _mapper(mapping, _config_for(mapping, source), source, None, settings)
         settings = cache_settings(settings, is_empty=True)
         made = build_plan(source.catalog, mapper, None, settings.plan_options(), source=source.path)
@@ -171,14 +171,14 @@ def plan(
         ``.ok``, ``.problems``, ``.report`` (all lists) and ``.memory`` (needed, available).
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
-    with open_checkpoint(path, layers=settings.layers) as source:
+    with open_layers(path, settings.layers) as source:
         return _plan_open(module, source, settings, _config_for(mapping, source), mapping)
 
 
 def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Plan:
     """What ``load`` would do; reads headers only."""
     settings = settings_from(options)
-    with open_checkpoint(path, layers=settings.layers) as source:
+    with open_layers(path, settings.layers) as source:
         built = _build(source, settings)
         made = _plan_open(built.model, source, built.settings, built.file_config, "auto")
     notices = (*built.notices, *made.report.notices)

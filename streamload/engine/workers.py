@@ -14,6 +14,7 @@ from streamload.engine.threads import use_one_torch_thread
 from streamload.errors import CheckpointError
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
+from streamload.threads import end_thread
 
 __all__ = ["Crew", "Gate"]
 
@@ -78,8 +79,10 @@ class Crew:
             for i in range(workers)
         ]
         self._at_work = workers
+        begun: list[threading.Thread] = []
         try:
             for thread in threads:
+                begun.append(thread)
                 thread.start()
             while self._wait_for_news():
                 tick()
@@ -87,9 +90,8 @@ class Crew:
             self._halt()
             raise
         finally:
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join()
+            for thread in begun:
+                end_thread(thread)
         error, self._error = self._error, None
         if error is not None:
             raise error

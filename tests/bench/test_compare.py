@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
-from bench import checkpoints, page_cache, tables
+from bench import checkpoints, tables
 from bench.compare import Comparison, compare, rows_of, warnings_of, write_lines
 from bench.job import Job, find_peers, read_peer
-from bench.measure import INTERVAL_S, measure_load, run_child
+from bench.measure import measure_load, run_child
 from bench.safetensors_header import read_headers
+from streamload.measuring import page_cache
+from streamload.measuring.watch import INTERVAL_S
 from streamload.memory import PeakSampler, StatusReader
 
 MIB = 1 << 20
@@ -280,7 +282,7 @@ def test_copies_in_other_formats_are_made_anew_for_changed_files(tmp_path: Path)
 def test_touching_takes_no_memory_of_its_own() -> None:
     import torch
 
-    from bench.values import touch
+    from streamload.measuring.touch import touch
 
     plain = torch.ones(2048, 8192)
     kinds = [plain, plain.t(), plain.bfloat16(), plain.bool(), torch.ones(3), torch.ones(())]
