@@ -11,25 +11,23 @@ import torch
 from torch import nn
 from typing_extensions import Unpack
 
-from streamload.caching import cache_settings, through_cache
-from streamload.configuration import config_of, find_config
+from streamload.building import build, config_for, mapper_for, plan_open
+from streamload.caching.through import cache_settings, through_cache
 from streamload.engine.cuda import CudaMeter
 from streamload.engine.execute import Execution, execute
 from streamload.engine.lanes import lane_for
 from streamload.engine.layers import OnLayer
-from streamload.errors import PlanError, note_overwritten, printable
+from streamload.errors import PlanError, note_overwritten
 from streamload.mapping.binding import Mapper
-from streamload.mapping.choose import choose_mapper
 from streamload.memory import MemoryPeaks, PeakSampler
 from streamload.memory_check import check_memory
-from streamload.modules import OnAssign, commit, existing_tensors, targets_of
+from streamload.modules import OnAssign, commit, existing_tensors
 from streamload.options import LoadOptions, Settings, settings_from
-from streamload.planning import Plan, Targets, build_plan
+from streamload.planning import Plan, build_plan
 from streamload.preparing import hook_for, prepare
 from streamload.report import LoadReport
 from streamload.sources.base import Source
 from streamload.sources.detect import open_layers
-from streamload.weights import empty_weights
 
 __all__ = [
     "Loaded",
@@ -70,7 +68,7 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
     """
     settings = settings_from(options)
     with open_layers(path, settings.layers) as source:
-        built = _build(source, settings)
+        built = build(source, settings)
         report = _load_open(
             built.model,
             source,
@@ -119,7 +117,7 @@ def load_into(
             module,
             source,
             settings,
-            config=_config_for(mapping, source),
+            config=config_for(mapping, source),
             mapping=mapping,
             on_assign=on_assign,
         )
@@ -141,7 +139,7 @@ def load_state_dict(
     """
     settings = settings_from(options)
     with open_layers(path, settings.layers) as source:
-        mapper = _mapper(mapping, _config_for(mapping, source), source, None, settings)
+        mapper = mapper_for(mapping, config_for(mapping, source), source, None, settings)
         settings = cache_settings(settings, is_empty=True)
         made = build_plan(source.catalog, mapper, None, settings.plan_options(), source=source.path)
         made = prepare(made, None, settings)
@@ -172,81 +170,17 @@ def plan(
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
     with open_layers(path, settings.layers) as source:
-        return _plan_open(module, source, settings, _config_for(mapping, source), mapping)
+        return plan_open(module, source, settings, config_for(mapping, source), mapping)
 
 
 def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Plan:
     """What ``load`` would do; reads headers only."""
     settings = settings_from(options)
     with open_layers(path, settings.layers) as source:
-        built = _build(source, settings)
-        made = _plan_open(built.model, source, built.settings, built.file_config, "auto")
+        built = build(source, settings)
+        made = plan_open(built.model, source, built.settings, built.file_config, "auto")
     notices = (*built.notices, *made.report.notices)
     return replace(made, report=replace(made.report, notices=notices))
-
-
-@dataclass(frozen=True)
-class _Built:
-    """An empty reference model; ``config`` is its own, ``file_config`` that of all layers."""
-
-    model: nn.Module
-    config: dict[str, Any]
-    file_config: dict[str, Any]
-    settings: Settings
-    notices: tuple[str, ...]
-
-
-def _build(source: Source, settings: Settings) -> _Built:
-    """The empty reference model; of just the chosen layers if some are chosen."""
-    from streamload.models.registry import build_model, select_layers
-
-    file_config, notices = find_config(source)
-    config = file_config
-    try:
-        if settings.layers is not None:
-            config = select_layers(config, sorted(settings.layers))
-            settings = replace(settings, renumber=True)
-        with empty_weights():
-            model = build_model(config["model_type"], config)
-    except (ValueError, TypeError, RuntimeError) as error:  # torch's own, for absurd sizes
-        text = printable(f"{source.path}: config.json: {error}")
-        raise PlanError(text) from error
-    return _Built(model, config, file_config, settings, notices)
-
-
-def _config_for(mapping: str | Mapper, source: Source) -> dict[str, Any] | None:
-    """The configuration, which a mapping of the caller's own does not need."""
-    return config_of(source)[0] if isinstance(mapping, str) else None
-
-
-def _mapper(
-    mapping: str | Mapper,
-    config: dict[str, Any] | None,
-    source: Source,
-    targets: Targets | None,
-    settings: Settings,
-) -> Mapper | None:
-    if isinstance(mapping, str):
-        if mapping != "auto":
-            raise ValueError(f"mapping must be 'auto' or a map, not {mapping!r}")
-        return choose_mapper(config, source.catalog, targets, prefix=settings.prefix)
-    return mapping
-
-
-def _plan_open(
-    module: nn.Module,
-    source: Source,
-    settings: Settings,
-    config: dict[str, Any] | None,
-    mapping: str | Mapper,
-) -> Plan:
-    try:
-        targets = targets_of(module)
-    except PlanError as error:
-        raise PlanError(f"{printable(source.path)}: {error}") from error
-    mapper = _mapper(mapping, config, source, targets, settings)
-    made = build_plan(source.catalog, mapper, targets, settings.plan_options(), source=source.path)
-    return check_memory(prepare(made, module, settings), settings, refuse=False)
 
 
 def _load_open(
@@ -260,7 +194,7 @@ def _load_open(
 ) -> LoadReport:
     start_s = time.perf_counter()
     settings = cache_settings(settings, is_empty=any(p.is_meta for p in module.parameters()))
-    made = _plan_open(module, source, settings, config, mapping)
+    made = plan_open(module, source, settings, config, mapping)
     made.raise_if_refused()
     existing = existing_tensors(module, made)
     on_layer = hook_for(made, module, settings)
