@@ -10,6 +10,7 @@ from torch import nn
 from streamload.configuration import config_of, find_config
 from streamload.errors import PlanError, printable
 from streamload.mapping.binding import Mapper
+from streamload.mapping.choose import choose_mapper
 from streamload.memory_check import check_memory
 from streamload.modules import targets_of
 from streamload.options import Settings
