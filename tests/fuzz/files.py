@@ -77,14 +77,16 @@ _GLOBALS = [
     b"torch\ndevice\n", b"_codecs\nencode\n", b"collections\ndefaultdict\n", b"torch\nload\n",
     b"torch.serialization\n_get_layout\n", b"torch.nn.parameter\nParameter\n", b"x\ny\n",
 ]  # fmt: skip
-_NO_ARGUMENT = [bytes([c]) for c in b"(.0128NQRabd}el]oqstu)\x81\x85\x86\x87\x88\x89\x8f\x90\x91\x93\x94"]
+_NO_ARGUMENT = [
+    bytes([c]) for c in b"(.0128NQRabd}el]oqstu)\x81\x85\x86\x87\x88\x89\x8f\x90\x91\x93\x94"
+]
 _VALUES = [
     b"K\0", b"K\1", b"K\xff", b"M\xff\xff", b"J\xff\xff\xff\xff", b"J\0\0\0\x80", b"N", b"\x88",
     b"\x89", b"]", b"}", b")", b"\x8a\x08" + b"\xff" * 7 + b"\x7f", b"\x8a\x09" + b"\0" * 8 + b"\1",
     b"\x8a\0", b"X\0\0\0\0", b"X\1\0\0\0a", b"X\xff\xff\xff\xff", b"X\3\0\0\0\xed\xa0\x80",
     b"X\7\0\0\0storage", b"h\0", b"h\xff", b"j\xff\xff\xff\xff", b"G" + struct.pack(">d", 1e308),
-    b"K\2\x85", b"K\0K\1\x86", b"\x95" + b"\xff" * 8, b"\x8b\xff\xff\xff\x7f", b"\x8c\x01b", b"I5\n",
-    b"S'a'\n", b"L5L\n", b"F1.5\n", b"g0\n", b"p0\n", b"B\1\0\0\0x", b"C\1x", b"\x96" + b"\0" * 8,
+    b"K\2\x85", b"K\0K\1\x86", b"\x95" + b"\xff" * 8, b"\x8b\xff\xff\xff\x7f", b"\x8c\x01b",
+    b"I5\n", b"S'a'\n", b"L5L\n", b"F1.5\n", b"g0\n", b"p0\n", b"B\1\0\0\0x", b"C\1x", b"\x96" + b"\0" * 8,
 ]  # fmt: skip
 
 
