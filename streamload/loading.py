@@ -19,7 +19,7 @@ from streamload.errors import PlanError, note_overwritten, printable
 from streamload.mapping.binding import Mapper
 from streamload.mapping.choose import choose_mapper
 from streamload.memory import MemoryPeaks, PeakSampler
-from streamload.memory_check import check_memory
+from streamload.memory_check import check_memory, is_cache_in_the_way
 from streamload.modules import OnAssign, commit, existing_tensors, targets_of
 from streamload.options import LoadOptions, Settings, settings_from
 from streamload.planning import Plan, Targets, build_plan
@@ -293,8 +293,7 @@ def _carry_out(
         return made, _execute(made, source, settings, existing)
 
     def checked(plan: Plan, plan_source: Source) -> Execution:
-        check_memory(plan, settings)
-        return _execute(plan, plan_source, settings, existing)
+        return _execute(check_memory(plan, settings), plan_source, settings, existing)
 
     made, run = through_cache(made, source, settings, checked)
     return check_memory(made, settings, refuse=False), run
@@ -311,6 +310,7 @@ def _execute(
             lane_for("cpu", chunk_bytes=settings.chunk_bytes),
             existing=existing,
             progress=settings.progress,
+            release=is_cache_in_the_way(made),
         )
 
 

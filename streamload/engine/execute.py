@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
 
+from streamload.engine.casts import can_overflow
 from streamload.engine.jobs import Job, JobQueue, jobs_of
 from streamload.engine.lane import Lane, Sink
 from streamload.engine.reduce import check_agreement, compare, reduce_into
 from streamload.engine.workers import Crew
-from streamload.errors import CheckpointError, StreamloadError, note_overwritten
+from streamload.errors import CheckpointError, StreamloadError, note_overwritten, printable
 from streamload.planning.records import Plan, PlannedTensor
 from streamload.sources.base import Source
+from streamload.sources.blocks import torch_dtype
 
 __all__ = ["Execution", "Progress", "execute"]
 
@@ -74,10 +76,14 @@ def execute(
             if planned.mapped is not None:
                 run.tensors[planned.name] = _mapped(source, planned)
         run.tensors.update({t.name: lane.allocate(t) for t in new})
-        _stream(plan, source, lane, new, run.tensors, counter, run, release)
+        lost = _stream(plan, source, lane, new, run.tensors, counter, run, release)
+        _report_overflows(plan, lost, run)
+        if old and plan.options.overflow == "refuse":
+            _rehearse(plan, source, lane, old, run, release)
         source.check_unchanged()
         if old:
-            _stream(plan, source, lane, old, existing or {}, counter, run, release)
+            lost = _stream(plan, source, lane, old, existing or {}, counter, run, release)
+            _report_overflows(plan, lost, run)
             source.check_unchanged()
         lane.finish()
     except BaseException as error:
@@ -157,28 +163,42 @@ def _stream(
     counter: _Counter,
     run: Execution,
     release: bool,
+) -> list[str]:
+    """Fill ``targets``: arithmetic first (it is small), then all plain moves by the workers.
+
+    Returns:
+        A line for each tensor with finite values that overflowed.
+    """
+    sinks = {t.name: Sink(targets[t.name], is_fresh=t.is_new) for t in tensors}
+    moved = [t for t in tensors if not t.reduces]
+    try:
+        _reduce(plan, source, [t for t in tensors if t.reduces], sinks, counter)
+        numbers = {t.name: i for i, t in enumerate(moved)}
+        queue = JobQueue(jobs_of(plan, moved, numbers))
+        moved_sinks = [sinks[t.name] for t in moved]
+        crew = Crew(source, lane, queue, moved_sinks, done=counter.add, release=release)
+        if moved:
+            crew.run(_crew_size(plan, moved), tick=counter.tell)
+    finally:
+        run.overwritten += [t.name for t in tensors if sinks[t.name].touched and not t.is_new]
+    lost = [(t, sinks[t.name].overflows) for t in tensors if sinks[t.name].overflows]
+    return [f"{t.name!r}: {count} finite values overflow {t.dtype}" for t, count in lost]
+
+
+def _reduce(
+    plan: Plan,
+    source: Source,
+    tensors: Sequence[PlannedTensor],
+    sinks: Mapping[str, Sink],
+    counter: _Counter,
 ) -> None:
-    """Fill ``targets``: arithmetic first (it is small), then all plain moves by the workers."""
-    if not tensors:
-        return
     with torch.no_grad():
         for planned in tensors:
-            if planned.reduces:
-                run.overwritten += [] if planned.is_new else [planned.name]
-                run.notices += reduce_into(plan, source, planned, targets[planned.name])
-                for name in dict.fromkeys(planned.sources):
-                    counter.add_bytes(plan.stored[name].nbytes, plan.stored[name].name)
-    moved = [t for t in tensors if not t.reduces]
-    numbers = {t.name: i for i, t in enumerate(moved)}
-    sinks = [Sink(targets[t.name], is_fresh=t.is_new) for t in moved]
-    queue = JobQueue(jobs_of(plan, moved, numbers))
-    crew = Crew(source, lane, queue, sinks, done=counter.add, release=release)
-    try:
-        crew.run(_crew_size(plan, moved), tick=counter.tell)
-    finally:
-        written = zip(moved, sinks, strict=True)
-        run.overwritten += [t.name for t, s in written if s.touched and not t.is_new]
-    _report_overflows(plan, moved, sinks, run)
+            sink = sinks[planned.name]
+            sink.touched = True
+            sink.overflows = reduce_into(plan, source, planned, sink.tensor)
+            for name in dict.fromkeys(planned.sources):
+                counter.add_bytes(plan.stored[name].nbytes, plan.stored[name].name)
 
 
 def _crew_size(plan: Plan, tensors: Sequence[PlannedTensor]) -> int:
@@ -187,20 +207,38 @@ def _crew_size(plan: Plan, tensors: Sequence[PlannedTensor]) -> int:
     return 1 if small else plan.options.workers
 
 
-def _report_overflows(
-    plan: Plan, tensors: Sequence[PlannedTensor], sinks: Sequence[Sink], run: Execution
+def _rehearse(
+    plan: Plan,
+    source: Source,
+    lane: Lane,
+    tensors: Sequence[PlannedTensor],
+    run: Execution,
+    release: bool,
 ) -> None:
-    lost = [(t, s.overflows) for t, s in zip(tensors, sinks, strict=True) if s.overflows]
-    if not lost:
-        return
-    lines = [f"{t.name!r}: {count} finite values overflow {t.dtype}" for t, count in lost]
-    if plan.options.overflow == "refuse":
+    """Cast the tensors that may overflow, one at a time, and throw them away.
+
+    What is overwritten in place cannot be taken back: where overflows are refused, they must be
+    known before the first byte is written.
+    """
+    lines: list[str] = []
+    for planned in tensors:
+        if any(_can_overflow(plan.stored[name].dtype, planned.dtype) for name in planned.sources):
+            alone = replace(planned, is_new=True)
+            made = {planned.name: lane.allocate(alone)}
+            counter = _Counter(plan, [alone], None)
+            lines += _stream(plan, source, lane, [alone], made, counter, run, release)
+    _report_overflows(plan, lines, run)
+
+
+def _can_overflow(stored: str, target: str) -> bool:
+    return can_overflow(torch_dtype(stored), torch_dtype(target))
+
+
+def _report_overflows(plan: Plan, lines: Sequence[str], run: Execution) -> None:
+    if lines and plan.options.overflow == "refuse":
+        more = f"; and {len(lines) - 8} more tensors" if len(lines) > 8 else ""
         raise StreamloadError(
-            f"{source_of(plan)}: {'; '.join(lines[:4])}; overflow='report' loads them as infinity"
+            f"{printable(plan.report.source)}: {'; '.join(lines[:8])}{more}; "
+            "overflow='report' loads them as infinity"
         )
     run.notices += lines
-
-
-def source_of(plan: Plan) -> str:
-    """The checkpoint's path, for messages."""
-    return plan.report.source
