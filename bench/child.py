@@ -13,27 +13,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from streamload.measuring.watch import Channel
+
 
 def main() -> None:
     order = json.loads(sys.argv[1])
     if order["cgroup"]:
         with open(os.path.join(order["cgroup"], "cgroup.procs"), "w") as file:
             file.write(str(os.getpid()))
-    channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # a loader that prints must not break the lines
-
-    def say(**event: Any) -> None:
-        channel.write(json.dumps(event) + "\n")
-        channel.flush()
+    say = Channel().say
 
     {"prepare": _prepare, "load": _load, "tokens": _tokens, "scale": _scale}[order["do"]](
         order, say
     )
-
-
-def _wait() -> None:
-    if not sys.stdin.readline():
-        raise EOFError("the parent is gone")
 
 
 def _prepare(order: dict[str, Any], say: Callable[..., None]) -> None:
@@ -50,10 +42,11 @@ def _load(order: dict[str, Any], say: Callable[..., None]) -> None:
     start = time.perf_counter()
     peer.imports()
     import_s = time.perf_counter() - start
-    from bench.values import check, tensors_of, touch
+    from bench.values import check
+    from streamload.measuring.touch import tensors_of, touch
 
     say(event="ready", import_s=import_s)
-    _wait()
+    Channel.wait()
     start = time.perf_counter()
     result = peer.load(job)
     loaded = time.perf_counter()
@@ -65,7 +58,7 @@ def _load(order: dict[str, Any], say: Callable[..., None]) -> None:
         first_use_s=used - loaded,
         touched_bytes=touched_bytes,
     )
-    _wait()
+    Channel.wait()
     if touched_bytes:
         say(event="checked", values=check(peer.stored(result, job), job))
     else:
@@ -77,11 +70,11 @@ def _tokens(order: dict[str, Any], say: Callable[..., None]) -> None:
 
     peer = read_peer(order["peer"])
     say(event="ready")
-    _wait()
+    Channel.wait()
     for token in peer.module.tokens(Job(**order["job"]), order["ids"], order["count"]):
         say(event="token", token=int(token))
     say(event="used")
-    _wait()
+    Channel.wait()
 
 
 def _scale(order: dict[str, Any], say: Callable[..., None]) -> None:
@@ -91,11 +84,11 @@ def _scale(order: dict[str, Any], say: Callable[..., None]) -> None:
 
     task = TASKS[order["task"]](order["path"])
     say(event="ready", import_s=0.0)
-    _wait()
+    Channel.wait()
     start = time.perf_counter()
     kept = task()
     say(event="used", load_s=time.perf_counter() - start, first_use_s=0.0, kept=len(kept))
-    _wait()
+    Channel.wait()
 
 
 if __name__ == "__main__":

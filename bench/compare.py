@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bench import machine, page_cache
+from bench import machine
 from bench.checkpoints import results_dir
 from bench.job import Job, Peer
-from bench.measure import BUSY_CPUS, measure_load, prepare
+from bench.measure import measure_load, prepare
+from streamload.measuring import page_cache
+from streamload.measuring.machine import BUSY_CPUS
 
 __all__ = ["Comparison", "Row", "compare", "rows_of", "warnings_of", "write_lines"]
 

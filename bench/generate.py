@@ -9,9 +9,10 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from bench import machine, page_cache, tables
+from bench import machine, tables
 from bench.job import Job, Peer, find_peers
 from bench.measure import run_child
+from streamload.measuring import page_cache
 
 __all__ = ["generate", "generators", "report"]
 

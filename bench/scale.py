@@ -8,9 +8,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from bench import checkpoints, machine, page_cache, tables
+from bench import checkpoints, machine, tables
 from bench.job import Job, Peer
 from bench.measure import measure_load, run_child
+from streamload.measuring import page_cache
 
 __all__ = ["TASKS", "exponent", "report", "scale", "series"]
 

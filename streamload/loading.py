@@ -11,22 +11,23 @@ import torch
 from torch import nn
 from typing_extensions import Unpack
 
-from streamload.caching import cache_settings, through_cache
-from streamload.configuration import config_of, find_config
+from streamload.building import build, config_for, mapper_for, plan_open
+from streamload.caching.through import cache_settings, through_cache
+from streamload.engine.cuda import CudaMeter
 from streamload.engine.execute import Execution, execute
-from streamload.engine.lanes import lane_for, unusable
-from streamload.errors import PlanError, note_overwritten, printable
+from streamload.engine.lanes import lane_for
+from streamload.engine.layers import OnLayer
+from streamload.errors import PlanError, note_overwritten
 from streamload.mapping.binding import Mapper
-from streamload.mapping.choose import choose_mapper
 from streamload.memory import MemoryPeaks, PeakSampler
 from streamload.memory_check import check_memory, is_cache_in_the_way
-from streamload.modules import OnAssign, commit, existing_tensors, targets_of
+from streamload.modules import OnAssign, commit, existing_tensors
 from streamload.options import LoadOptions, Settings, settings_from
-from streamload.planning import Plan, Targets, build_plan
+from streamload.planning import Plan, build_plan
+from streamload.preparing import hook_for, prepare
 from streamload.report import LoadReport
 from streamload.sources.base import Source
-from streamload.sources.detect import open_checkpoint
-from streamload.weights import empty_weights
+from streamload.sources.detect import open_layers
 
 __all__ = [
     "Loaded",
@@ -66,8 +67,8 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
         ReadError: reading failed midway.
     """
     settings = settings_from(options)
-    with open_checkpoint(path, layers=settings.layers) as source:
-        built = _build(source, settings)
+    with open_layers(path, settings.layers) as source:
+        built = build(source, settings)
         report = _load_open(
             built.model,
             source,
@@ -111,12 +112,12 @@ def load_into(
         As ``load``.
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
-    with open_checkpoint(path, layers=settings.layers) as source:
+    with open_layers(path, settings.layers) as source:
         return _load_open(
             module,
             source,
             settings,
-            config=_config_for(mapping, source),
+            config=config_for(mapping, source),
             mapping=mapping,
             on_assign=on_assign,
         )
@@ -137,13 +138,15 @@ def load_state_dict(
         **options: see LoadOptions.
     """
     settings = settings_from(options)
-    with open_checkpoint(path, layers=settings.layers) as source:
-        mapper = _mapper(mapping, _config_for(mapping, source), source, None, settings)
+    with open_layers(path, settings.layers) as source:
+        mapper = mapper_for(mapping, config_for(mapping, source), source, None, settings)
         settings = cache_settings(settings, is_empty=True)
         made = build_plan(source.catalog, mapper, None, settings.plan_options(), source=source.path)
-        made = _with_devices(made, settings)
+        made = prepare(made, None, settings)
         made.raise_if_refused()
-        made, run = _carry_out(made, source, settings, {})
+        made, run = _carry_out(made, source, settings, {}, settings.on_layer)
+        if run.modules:
+            raise PlanError("on_layer returned a module, but load_state_dict has no module")
         tensors = {t.name: run.tensors[t.name] for t in made.tensors}
         for group in made.report.tied:
             held = next((tensors[name] for name in group if name in tensors), None)
@@ -166,91 +169,18 @@ def plan(
         ``.ok``, ``.problems``, ``.report`` (all lists) and ``.memory`` (needed, available).
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
-    with open_checkpoint(path, layers=settings.layers) as source:
-        return _plan_open(module, source, settings, _config_for(mapping, source), mapping)
+    with open_layers(path, settings.layers) as source:
+        return plan_open(module, source, settings, config_for(mapping, source), mapping)
 
 
 def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Plan:
     """What ``load`` would do; reads headers only."""
     settings = settings_from(options)
-    with open_checkpoint(path, layers=settings.layers) as source:
-        built = _build(source, settings)
-        made = _plan_open(built.model, source, built.settings, built.file_config, "auto")
+    with open_layers(path, settings.layers) as source:
+        built = build(source, settings)
+        made = plan_open(built.model, source, built.settings, built.file_config, "auto")
     notices = (*built.notices, *made.report.notices)
     return replace(made, report=replace(made.report, notices=notices))
-
-
-@dataclass(frozen=True)
-class _Built:
-    """An empty reference model; ``config`` is its own, ``file_config`` that of all layers."""
-
-    model: nn.Module
-    config: dict[str, Any]
-    file_config: dict[str, Any]
-    settings: Settings
-    notices: tuple[str, ...]
-
-
-def _build(source: Source, settings: Settings) -> _Built:
-    """The empty reference model; of just the chosen layers if some are chosen."""
-    from streamload.models.registry import build_model, select_layers
-
-    file_config, notices = find_config(source)
-    config = file_config
-    try:
-        if settings.layers is not None:
-            config = select_layers(config, sorted(settings.layers))
-            settings = replace(settings, renumber=True)
-        with empty_weights():
-            model = build_model(config["model_type"], config)
-    except (ValueError, TypeError, RuntimeError) as error:  # torch's own, for absurd sizes
-        text = printable(f"{source.path}: config.json: {error}")
-        raise PlanError(text) from error
-    return _Built(model, config, file_config, settings, notices)
-
-
-def _config_for(mapping: str | Mapper, source: Source) -> dict[str, Any] | None:
-    """The configuration, which a mapping of the caller's own does not need."""
-    return config_of(source)[0] if isinstance(mapping, str) else None
-
-
-def _mapper(
-    mapping: str | Mapper,
-    config: dict[str, Any] | None,
-    source: Source,
-    targets: Targets | None,
-    settings: Settings,
-) -> Mapper | None:
-    if isinstance(mapping, str):
-        if mapping != "auto":
-            raise ValueError(f"mapping must be 'auto' or a map, not {mapping!r}")
-        return choose_mapper(config, source.catalog, targets, prefix=settings.prefix)
-    return mapping
-
-
-def _plan_open(
-    module: nn.Module,
-    source: Source,
-    settings: Settings,
-    config: dict[str, Any] | None,
-    mapping: str | Mapper,
-) -> Plan:
-    try:
-        targets = targets_of(module)
-    except PlanError as error:
-        raise PlanError(f"{printable(source.path)}: {error}") from error
-    mapper = _mapper(mapping, config, source, targets, settings)
-    made = build_plan(source.catalog, mapper, targets, settings.plan_options(), source=source.path)
-    return check_memory(_with_devices(made, settings), settings, refuse=False)
-
-
-def _with_devices(made: Plan, settings: Settings) -> Plan:
-    """The plan, with a problem for each device that is not there."""
-    asked = settings.device
-    devices = [asked] if isinstance(asked, str) else sorted(set(asked.values()))
-    lacking = tuple(why for device in devices if (why := unusable(device)))
-    problems = (*made.report.problems, *lacking)
-    return replace(made, report=replace(made.report, problems=problems))
 
 
 def _load_open(
@@ -264,15 +194,25 @@ def _load_open(
 ) -> LoadReport:
     start_s = time.perf_counter()
     settings = cache_settings(settings, is_empty=any(p.is_meta for p in module.parameters()))
-    made = _plan_open(module, source, settings, config, mapping)
+    made = plan_open(module, source, settings, config, mapping)
     made.raise_if_refused()
     existing = existing_tensors(module, made)
+    on_layer = hook_for(made, module, settings)
+    meter = CudaMeter(t.device for t in made.tensors)
     with PeakSampler() as sampler:
-        followed, run = _carry_out(made, source, settings, existing)
-    report = _report(followed, run, sampler.peaks, time.perf_counter() - start_s)
+        followed, run = _carry_out(made, source, settings, existing, on_layer)
+    elapsed_s = time.perf_counter() - start_s
+    report = _report(followed, run, sampler.peaks, meter.peak_bytes(), elapsed_s)
     try:
         # Last of all: what is raised behind it would find the module changed.
-        commit(module, made, run.tensors, on_assign=on_assign)
+        commit(
+            module,
+            made,
+            run.tensors,
+            modules=run.modules,
+            given=run.given,
+            on_assign=on_assign,
+        )
     except BaseException as error:
         if run.overwritten:
             note_overwritten(error, run.overwritten)
@@ -281,7 +221,11 @@ def _load_open(
 
 
 def _carry_out(
-    made: Plan, source: Source, settings: Settings, existing: dict[str, torch.Tensor]
+    made: Plan,
+    source: Source,
+    settings: Settings,
+    existing: dict[str, torch.Tensor],
+    on_layer: OnLayer | None,
 ) -> tuple[Plan, Execution]:
     """Carry a plan out if it fits in memory; from the cache if that is asked for.
 
@@ -290,36 +234,49 @@ def _carry_out(
     """
     if not settings.cache:
         made = check_memory(made, settings)
-        return made, _execute(made, source, settings, existing)
+        return made, _execute(made, source, settings, existing, on_layer)
 
     def checked(plan: Plan, plan_source: Source) -> Execution:
-        return _execute(check_memory(plan, settings), plan_source, settings, existing)
+        fitting = check_memory(plan, settings)
+        return _execute(fitting, plan_source, settings, existing, on_layer)
 
     made, run = through_cache(made, source, settings, checked)
     return check_memory(made, settings, refuse=False), run
 
 
 def _execute(
-    made: Plan, source: Source, settings: Settings, existing: dict[str, torch.Tensor]
+    made: Plan,
+    source: Source,
+    settings: Settings,
+    existing: dict[str, torch.Tensor],
+    on_layer: OnLayer | None,
 ) -> Execution:
     # Neither a caller's inference mode nor its default device may reach the tensors made here.
     with torch.inference_mode(mode=False), torch.device("cpu"):
         return execute(
             made,
             source,
-            lane_for("cpu", chunk_bytes=settings.chunk_bytes),
+            lane_for(
+                (t.device for t in made.tensors),
+                chunk_bytes=settings.chunk_bytes,
+                passing=on_layer is not None,
+            ),
             existing=existing,
             progress=settings.progress,
             release=is_cache_in_the_way(made),
+            on_layer=on_layer,
         )
 
 
-def _report(made: Plan, run: Execution, peaks: MemoryPeaks, elapsed_s: float) -> LoadReport:
+def _report(
+    made: Plan, run: Execution, peaks: MemoryPeaks, device_bytes: int, elapsed_s: float
+) -> LoadReport:
     memory = replace(
         made.report.memory,
         peak_rss_bytes=max(peaks.rss_bytes, 0),
         peak_anonymous_bytes=max(peaks.anonymous_bytes, 0),
         peak_file_bytes=max(peaks.file_bytes, 0),
+        peak_device_bytes=device_bytes,
     )
     return replace(
         made.report,

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from streamload.cgroups import cgroups, key_values, own_cgroups
+from streamload.threads import end_thread
 
 __all__ = [
     "AvailableMemory",
@@ -208,10 +209,12 @@ class PeakSampler:
             self._first_usage = self._read_usage()
             self._top_usage = self._first_usage or 0
             self._keep(self._first)
-            thread = threading.Thread(target=self._run, name="streamload-memory", daemon=True)
-            thread.start()
-            self._thread = thread
+            self._thread = threading.Thread(target=self._run, name="streamload-memory", daemon=True)
+            self._thread.start()
         except BaseException:
+            self._stop.set()
+            if self._thread is not None:
+                end_thread(self._thread)
             self._close()
             raise
         return self
@@ -227,7 +230,7 @@ class PeakSampler:
             self._sample()
         finally:
             if self._thread is not None:
-                self._thread.join()
+                end_thread(self._thread)
             self._close()
 
     def _run(self) -> None:

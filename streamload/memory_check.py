@@ -10,6 +10,7 @@ from streamload.memory import available_memory
 from streamload.options import Settings
 from streamload.planning import Plan
 from streamload.report import format_bytes
+from streamload.specs import numel
 
 __all__ = ["check_memory", "is_cache_in_the_way"]
 
@@ -32,6 +33,9 @@ def check_memory(plan: Plan, settings: Settings, *, refuse: bool = True) -> Plan
             available_bytes=there.bytes,
             limit=there.limit,
         )
+    # What on_layer makes of its tensors is not known.
+    if refuse and settings.check_memory and settings.on_layer is None:
+        _check_devices(plan)
     return plan
 
 
@@ -45,6 +49,28 @@ def is_cache_in_the_way(plan: Plan) -> bool:
     names = {move.stored_name for t in plan.tensors if t.mapped is None for move in t.moves}
     read_bytes = sum(plan.stored[name].nbytes for name in names)
     return memory.limit == "cgroup" and memory.needed_bytes + read_bytes > memory.available_bytes
+
+
+def _check_devices(plan: Plan) -> None:
+    """Raise MemoryBudgetError for a CUDA device that has no room for its tensors."""
+    int8 = {entry.name for entry in plan.report.loaded if entry.dtype == "int8"}
+    needed: dict[str, int] = {}
+    for tensor in plan.tensors:
+        if tensor.is_new and tensor.device.partition(":")[0] == "cuda":
+            size = numel(tensor.shape) if tensor.name in int8 else tensor.nbytes
+            needed[tensor.device] = needed.get(tensor.device, 0) + size
+    for device, size in needed.items():
+        from streamload.engine.cuda import free_bytes
+
+        there = free_bytes(device)
+        if size > there:
+            raise MemoryBudgetError(
+                f"{printable(plan.report.source)}: needs {format_bytes(size)} on {device}, which "
+                f"has {format_bytes(there)} left; check_memory=False tries all the same",
+                needed_bytes=size,
+                available_bytes=there,
+                limit="device",
+            )
 
 
 def ways_out(plan: Plan) -> str:

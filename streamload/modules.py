@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from streamload.dtypes import BY_TORCH_NAME
 from streamload.errors import PlanError
+from streamload.planning.devices import device_of
 from streamload.planning.records import Plan, Targets, TargetSpec
 
 __all__ = ["OnAssign", "commit", "existing_tensors", "targets_of"]
@@ -116,7 +117,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 @dataclass(slots=True)
 class _Change:
-    """One entry of a module's table that is to hold another tensor."""
+    """One entry of a module's table that is to hold another tensor, or another module."""
 
     table: dict[str, Any]
     attribute: str
@@ -147,6 +148,8 @@ def commit(
     plan: Plan,
     tensors: Mapping[str, torch.Tensor],
     *,
+    modules: Mapping[str, nn.Module] | None = None,
+    given: Collection[str] = (),
     on_assign: OnAssign | None = None,
     before: Callable[[], object] | None = None,
 ) -> None:
@@ -159,10 +162,15 @@ def commit(
         module: the module the plan was made for.
         plan: what goes where.
         tensors: new tensors by target name.
+        modules: modules that take the place of those of these names.
+        given: names of ``tensors`` that come from the caller: their own class is kept.
         on_assign: called with (stored name, module name) before each assignment.
         before: called once everything is prepared, before the first assignment.
+
+    Raises:
+        PlanError: ``modules`` names one there is not; nothing was changed.
     """
-    changes = _changes(module, plan, tensors)
+    changes = _changes(module, plan, tensors, given) + _swaps(module, modules or {})
     sources = {t.name: [plan.stored[s].name for s in t.sources] for t in plan.tensors}
     done: list[_Change] = []
     try:
@@ -185,7 +193,28 @@ def commit(
         raise
 
 
-def _changes(module: nn.Module, plan: Plan, tensors: Mapping[str, torch.Tensor]) -> list[_Change]:
+def _swaps(module: nn.Module, modules: Mapping[str, nn.Module]) -> list[_Change]:
+    """Every place where a named module stands, also under another name."""
+    changes: list[_Change] = []
+    held = dict(module.named_modules(remove_duplicate=False))
+    for name, new in modules.items():
+        if not name or name not in held:
+            raise PlanError(f"on_layer returned a module for {name!r}, which the model has not")
+        for path, owner in held.items():
+            changes += [
+                _Change(owner._modules, attribute, f"{path}.{attribute}", child, new, owner)
+                for attribute, child in owner._modules.items()
+                if child is held[name]
+            ]
+    return changes
+
+
+def _changes(
+    module: nn.Module,
+    plan: Plan,
+    tensors: Mapping[str, torch.Tensor],
+    given: Collection[str],
+) -> list[_Change]:
     planned_of = {n: t.name for t in plan.tensors for n in (t.name, *t.aliases)}
     wrapped: dict[str, Any] = {}
     changes: list[_Change] = []
@@ -195,20 +224,29 @@ def _changes(module: nn.Module, plan: Plan, tensors: Mapping[str, torch.Tensor])
         primary = planned_of.get(name, "")
         if primary in tensors:
             if primary not in wrapped:
-                wrapped[primary] = _like(old, tensors[primary])
+                like = _given_like if primary in given else _like
+                wrapped[primary] = like(old, tensors[primary])
             changes.append(_Change(table, attribute, name, old, wrapped[primary], owner))
         elif kind == "buffer" and not old.is_meta and name not in planned_of:
-            moved = _moved(old, plan)
+            moved = _moved(old, name, plan)
             if moved is not old:
                 changes.append(_Change(table, attribute, name, old, moved, owner))
     return changes
 
 
-def _moved(buffer: torch.Tensor, plan: Plan) -> torch.Tensor:
-    device = plan.options.device
-    if not isinstance(device, str) or device == "cpu" or not any(t.is_new for t in plan.tensors):
+def _moved(buffer: torch.Tensor, name: str, plan: Plan) -> torch.Tensor:
+    device = device_of(name, plan.options.device)
+    if device == "cpu" or not any(t.is_new for t in plan.tensors):
         return buffer
     return buffer.to(device)
+
+
+def _given_like(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """``new`` as a parameter if ``old`` is one; whole numbers cannot require a gradient."""
+    if not isinstance(old, nn.Parameter) or isinstance(new, nn.Parameter):
+        return new
+    differentiable = new.is_floating_point() or new.is_complex()
+    return nn.Parameter(new, requires_grad=old.requires_grad and differentiable)
 
 
 def _like(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:

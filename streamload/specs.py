@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TypeAlias
 
 from streamload.dtypes import BY_NAME, nbytes_of
@@ -13,6 +14,7 @@ __all__ = ["Catalog", "Extent", "Move", "Shape", "TensorSpec", "ViewSpec", "cont
 Shape: TypeAlias = tuple[int, ...]
 
 
+@lru_cache(maxsize=4096)
 def contiguous_strides(shape: Shape) -> Shape:
     """Row-major strides in elements."""
     strides = [1] * len(shape)

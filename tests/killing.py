@@ -14,8 +14,8 @@ import torch
 
 import streamload
 from streamload import converting, exporting, loading, models  # noqa: F401 not in every fork
-from streamload.cache_folder import list_cache, verify_entry
-from streamload.fetching import fetch
+from streamload.caching.folder import list_cache, verify_entry
+from streamload.downloading.fetching import fetch
 from streamload.models import gpt, registry  # noqa: F401
 
 SHARDED = {"max_shard_bytes": 400_000}

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import streamload
-from streamload import cache_folder as folders
-from streamload.cache_folder import cache_folder, clear_cache, list_cache, verify_entry
+from streamload.caching import folder as folders
+from streamload.caching.folder import cache_folder, clear_cache, list_cache, verify_entry
 from streamload.synthesis import synthesize
 from streamload.writing.atomic import StagedFile
 

@@ -8,11 +8,10 @@ import sys
 
 import pytest
 
-from streamload import downloading
-from streamload.downloading import download, neox_files, neox_folder
+from streamload.downloading import download, downloads, neox_files, neox_folder
+from streamload.downloading.fetching import fetch
+from streamload.downloading.picking import pick_files
 from streamload.errors import DownloadError, MissingExtraError
-from streamload.fetching import fetch
-from streamload.picking import pick_files
 from tests.loopback import Site, serve
 
 DATA = bytes(range(256)) * 1000
@@ -378,7 +377,7 @@ class TestHub:
 
     def test_quiet(self):
         pytest.importorskip("huggingface_hub")
-        assert downloading._quiet_bar()(total=3).disable
+        assert downloads._quiet_bar()(total=3).disable
 
     @pytest.mark.parametrize("what", ["gpt2", "hf:", "hf:a/b/c", "hf:a b", "neox"])
     def test_other_names(self, what):

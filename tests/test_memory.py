@@ -26,6 +26,16 @@ from streamload.memory import (
 )
 
 MIB = 1 << 20
+
+
+def fresh(size: int) -> mmap.mmap:
+    """Touched memory of its own, whatever the process has freed before."""
+    block = mmap.mmap(-1, size)
+    for at in range(0, size, MIB):
+        block[at : at + MIB] = b"x" * MIB
+    return block
+
+
 NONE_V1 = 9223372036854771712
 
 
@@ -248,9 +258,7 @@ def test_high_water_mark_fills_in_what_falls_between_samples() -> None:
 
 def test_the_last_sample_is_taken_at_the_exit() -> None:
     with PeakSampler(interval_s=60, record=True) as sampler:
-        # Memory of its own, whatever the process has freed before.
-        block = mmap.mmap(-1, 48 * MIB)
-        block.write(b"x" * (48 * MIB))
+        block = fresh(48 * MIB)
     assert len(sampler.samples) == 2
     assert sampler.samples[-1].rss_bytes - sampler.samples[0].rss_bytes >= 47 * MIB
     assert sampler.peaks.rss_bytes >= 47 * MIB
@@ -297,7 +305,7 @@ def test_no_thread_left_to_start_leaves_nothing_open(monkeypatch: pytest.MonkeyP
 def test_a_sampler_may_be_used_again() -> None:
     sampler = PeakSampler(interval_s=60)
     with sampler:
-        block = bytearray(64 * MIB)
+        block = fresh(64 * MIB)
     first = sampler.peaks.rss_bytes
     with sampler:
         pass
@@ -322,7 +330,7 @@ def test_agrees_with_what_another_reads_of_this_process() -> None:
     with StatusReader(os.getpid()) as outside:
         before = outside.read()
         with PeakSampler() as sampler:
-            block = bytearray(64 * MIB)
+            block = fresh(64 * MIB)
             after = outside.read()
         assert len(block) == 64 * MIB
     assert sampler.peaks.rss_bytes == pytest.approx(after.rss - before.rss, rel=0.02)
@@ -344,7 +352,7 @@ def test_without_proc_psutil_gives_the_rss(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(memory.os, "open", missing)
     with PeakSampler(interval_s=60) as sampler:
-        block = bytearray(48 * MIB)
+        block = fresh(48 * MIB)
     assert sampler.peaks.rss_bytes == sampler.peaks.anonymous_bytes >= 47 * MIB
     assert sampler.peaks.file_bytes == 0
     assert len(block) == 48 * MIB

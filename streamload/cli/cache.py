@@ -6,7 +6,7 @@ import json
 
 import click
 
-from streamload.cache_folder import (
+from streamload.caching.folder import (
     CacheEntry,
     cache_folder,
     clear_cache,

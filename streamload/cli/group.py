@@ -26,6 +26,7 @@ _COMMANDS = {
     "verify": "Check a checkpoint's bytes and values, or compare it with another.",
     "download": "Fetch a checkpoint from the hub, or GPT-NeoX-20B from a mirror.",
     "cache": "List, verify or clear the converted copies that --cache keeps.",
+    "bench": "Measure how fast this machine loads a checkpoint, and how fast it could.",
     "synth": "Write a checkpoint of random weights in a published layout.",
 }
 

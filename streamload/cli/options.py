@@ -56,7 +56,11 @@ _LOAD_OPTIONS = (
         help="If partitions that must agree differ. [default: refuse]",
     ),
     click.option("--cache/--no-cache", default=None, help="Keep and use a converted copy."),
-    click.option("--quantize", help="Quantise linear layers while they stream in: int8."),
+    click.option(
+        "--quantize",
+        type=click.Choice(("int8",)),
+        help="Quantise linear layers while they stream in (weight only).",
+    ),
 )
 
 

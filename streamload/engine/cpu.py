@@ -91,8 +91,6 @@ class CpuWorker:
             raw = self._raw.elements(block.stop - block.start, stored)
             read(block.start, block.stop, memory_at(raw, 0, raw.numel()))
             for part in block.parts:
-                if block.direct:
-                    _prepare(sinks[part.target], part)
                 _copy_part(raw, part, sinks[part.target])
 
     def close(self) -> None:
@@ -130,11 +128,10 @@ class CpuWorker:
         else:
             lost = self._fill_panel(panel, block, stored, read)
         for part in block.parts:
-            sink = sinks[part.target]
-            _prepare(sink, part)
-            _turn(panel, part, sink)
+            _copy_part(panel, part, sinks[part.target])
             if lost is not None:
-                _count(sink, int(_source_view(lost, part).sum()))
+                held = torch.as_strided(lost, part.shape, part.source_strides, part.source_offset)
+                _count(sinks[part.target], int(held.sum()))
 
     def _fill_panel(
         self, panel: torch.Tensor, block: Block, stored: torch.dtype, read: ReadElements
@@ -157,6 +154,12 @@ class CpuWorker:
         return lost
 
 
+def refuse_odd_bools(values: torch.Tensor) -> None:
+    """Raise CheckpointError for bytes that are neither 0 nor 1, which torch would keep."""
+    if values.numel() and int(values.view(torch.uint8).max()) > 1:
+        raise CheckpointError("a BOOL tensor holds a byte that is neither 0 nor 1")
+
+
 def _prepare(sink: Sink, part: Part) -> None:
     """Have the pages made that a part fills without gaps, if they are new."""
     spans = zip(part.shape, part.target_strides, strict=True)
@@ -166,10 +169,13 @@ def _prepare(sink: Sink, part: Part) -> None:
         populate(sink.tensor.data_ptr() + part.target_offset * size, span * size)
 
 
-def _turn(panel: torch.Tensor, part: Part, sink: Sink) -> None:
+def _copy_part(raw: torch.Tensor, part: Part, sink: Sink) -> None:
     """Copy a part in the target's order of dimensions: torch's blocked transposition is taken
     only if the target is the contiguous one of the two.
     """
+    if raw.dtype == torch.bool:
+        refuse_odd_bools(raw)
+    _prepare(sink, part)
     order = sorted(range(len(part.shape)), key=lambda d: -part.target_strides[d])
     shape, source, target = (
         tuple(values[d] for d in order)
@@ -177,33 +183,8 @@ def _turn(panel: torch.Tensor, part: Part, sink: Sink) -> None:
     )
     start = sink.tensor.storage_offset() + part.target_offset
     view = torch.as_strided(sink.tensor, shape, target, start)
-    start = panel.storage_offset() + part.source_offset
-    if panel.dtype == torch.bool:
-        refuse_odd_bools(panel)
-    _cast(torch.as_strided(panel, shape, source, start), view, sink)
-
-
-def refuse_odd_bools(values: torch.Tensor) -> None:
-    """Raise CheckpointError for bytes that are neither 0 nor 1, which torch would keep."""
-    if values.numel() and int(values.view(torch.uint8).max()) > 1:
-        raise CheckpointError("a BOOL tensor holds a byte that is neither 0 nor 1")
-
-
-def _view(tensor: torch.Tensor, part: Part) -> torch.Tensor:
-    offset = tensor.storage_offset() + part.target_offset
-    return torch.as_strided(tensor, part.shape, part.target_strides, offset)
-
-
-def _source_view(raw: torch.Tensor, part: Part) -> torch.Tensor:
-    offset = raw.storage_offset() + part.source_offset
-    return torch.as_strided(raw, part.shape, part.source_strides, offset)
-
-
-def _copy_part(raw: torch.Tensor, part: Part, sink: Sink) -> None:
-    source = _source_view(raw, part)
-    if source.dtype == torch.bool:
-        refuse_odd_bools(raw)
-    _cast(source, _view(sink.tensor, part), sink)
+    start = raw.storage_offset() + part.source_offset
+    _cast(torch.as_strided(raw, shape, source, start), view, sink)
 
 
 def _cast(source: torch.Tensor, target: torch.Tensor, sink: Sink) -> None:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
+from torch import nn
 
 from streamload.engine.casts import can_overflow
 from streamload.engine.jobs import Job, JobQueue, jobs_of
 from streamload.engine.lane import Lane, Sink
+from streamload.engine.layers import LayerFeed, OnLayer
 from streamload.engine.reduce import check_agreement, compare, reduce_into
 from streamload.engine.workers import Crew
 from streamload.errors import CheckpointError, StreamloadError, note_overwritten, printable
@@ -34,6 +36,9 @@ class Execution:
         overwritten: names of tensors overwritten in place, as far as it came.
         bytes_read, bytes_written: of tensor data.
         notices: what was seen in the data.
+        modules: what on_layer gave for whole modules, by module name; ``tensors`` lacks what is
+            in these.
+        given: names of tensors that on_layer gave.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -41,6 +46,8 @@ class Execution:
     bytes_read: int = 0
     bytes_written: int = 0
     notices: list[str] = field(default_factory=list)
+    modules: dict[str, nn.Module] = field(default_factory=dict)
+    given: set[str] = field(default_factory=set)
 
 
 def execute(
@@ -51,6 +58,7 @@ def execute(
     existing: Mapping[str, torch.Tensor] | None = None,
     progress: Progress | None = None,
     release: bool = False,
+    on_layer: OnLayer | None = None,
 ) -> Execution:
     """Stream or map every planned tensor.
 
@@ -61,10 +69,13 @@ def execute(
         existing: tensors that are overwritten in place, by target name.
         progress: called now and then with bytes done, bytes in all, and a stored name.
         release: give the page cache back behind the workers (a memory limit binds).
+        on_layer: gets each block's new tensors when they are complete; the plan must not
+            overwrite any.
 
     Raises:
         ReadError, CheckpointError: as the source or the data give cause; MemoryError and
-            whatever ``progress`` raises pass through unchanged. New tensors are dropped.
+            whatever ``progress`` and ``on_layer`` raise pass through unchanged. New tensors are
+            dropped.
     """
     run = Execution()
     _check(plan, source, run)
@@ -72,22 +83,26 @@ def execute(
     old = [t for t in plan.tensors if not t.is_new]
     counter = _Counter(plan, new + old, progress)
     try:
-        for planned in plan.tensors:
-            if planned.mapped is not None:
-                run.tensors[planned.name] = _mapped(source, planned)
-        run.tensors.update({t.name: lane.allocate(t) for t in new})
-        lost = _stream(plan, source, lane, new, run.tensors, counter, run, release)
-        _report_overflows(plan, lost, run)
-        if old and plan.options.overflow == "refuse":
+        if on_layer is not None:
+            _stream_layers(plan, source, lane, counter, run, release, on_layer)
+        else:
+            for planned in plan.tensors:
+                if planned.mapped is not None:
+                    run.tensors[planned.name] = _mapped(source, planned)
+            run.tensors.update({t.name: lane.allocate(t) for t in new})
+            sinks = _stream(plan, source, lane, new, run.tensors, counter, run, release)
+            _report_overflows(plan, new, sinks, run)
+        if plan.options.overflow == "refuse":
             _rehearse(plan, source, lane, old, run, release)
         source.check_unchanged()
         if old:
-            lost = _stream(plan, source, lane, old, existing or {}, counter, run, release)
-            _report_overflows(plan, lost, run)
+            sinks = _stream(plan, source, lane, old, existing or {}, counter, run, release)
+            _report_overflows(plan, old, sinks, run)
             source.check_unchanged()
         lane.finish()
     except BaseException as error:
         run.tensors.clear()
+        run.modules.clear()
         if run.overwritten:
             note_overwritten(error, run.overwritten)
         raise
@@ -140,8 +155,9 @@ class _Counter:
         self._lock = threading.Lock()
         self._progress = progress
 
-    def add(self, job: Job) -> None:
+    def add(self, job: Job) -> bool:
         self.add_bytes(job.nbytes, job.spec.name)
+        return False
 
     def add_bytes(self, count: int, name: str) -> None:
         with self._lock:
@@ -163,48 +179,40 @@ def _stream(
     counter: _Counter,
     run: Execution,
     release: bool,
-) -> list[str]:
+) -> list[Sink]:
     """Fill ``targets``: arithmetic first (it is small), then all plain moves by the workers.
 
     Returns:
-        A line for each tensor with finite values that overflowed.
+        What was written, in the order of ``tensors``.
     """
-    sinks = {t.name: Sink(targets[t.name], is_fresh=t.is_new) for t in tensors}
-    moved = [t for t in tensors if not t.reduces]
+    sinks = [Sink(targets[t.name], t.device, is_fresh=t.is_new) for t in tensors]
+    pairs = list(zip(tensors, sinks, strict=True))
+    moved = [pair for pair in pairs if not pair[0].reduces]
     try:
-        _reduce(plan, source, [t for t in tensors if t.reduces], sinks, counter)
-        numbers = {t.name: i for i, t in enumerate(moved)}
-        queue = JobQueue(jobs_of(plan, moved, numbers))
-        moved_sinks = [sinks[t.name] for t in moved]
-        crew = Crew(source, lane, queue, moved_sinks, done=counter.add, release=release)
+        _reduce(plan, source, [pair for pair in pairs if pair[0].reduces], counter)
+        queue = JobQueue(
+            jobs_of(plan, [t for t, _ in moved], {t.name: i for i, (t, _) in enumerate(moved)})
+        )
+        crew = Crew(source, lane, queue, [s for _, s in moved], done=counter.add, release=release)
         if moved:
-            crew.run(_crew_size(plan, moved), tick=counter.tell)
+            crew.run(_crew_size(plan, [t for t, _ in moved]), tick=counter.tell)
     finally:
-        run.overwritten += [t.name for t in tensors if sinks[t.name].touched and not t.is_new]
-    lost = [(t, sinks[t.name].overflows) for t in tensors if sinks[t.name].overflows]
-    return [f"{t.name!r}: {count} finite values overflow {t.dtype}" for t, count in lost]
+        run.overwritten += [t.name for t, sink in pairs if sink.touched and not t.is_new]
+    return sinks
 
 
 def _reduce(
     plan: Plan,
     source: Source,
-    tensors: Sequence[PlannedTensor],
-    sinks: Mapping[str, Sink],
+    tensors: Sequence[tuple[PlannedTensor, Sink]],
     counter: _Counter,
 ) -> None:
     with torch.no_grad():
-        for planned in tensors:
-            sink = sinks[planned.name]
+        for planned, sink in tensors:
             sink.touched = True
             sink.overflows = reduce_into(plan, source, planned, sink.tensor)
             for name in dict.fromkeys(planned.sources):
                 counter.add_bytes(plan.stored[name].nbytes, plan.stored[name].name)
-
-
-def _crew_size(plan: Plan, tensors: Sequence[PlannedTensor]) -> int:
-    """One worker is enough where there is hardly more than a block to read."""
-    small = sum(t.nbytes for t in tensors) <= plan.options.chunk_bytes
-    return 1 if small else plan.options.workers
 
 
 def _rehearse(
@@ -220,22 +228,78 @@ def _rehearse(
     What is overwritten in place cannot be taken back: where overflows are refused, they must be
     known before the first byte is written.
     """
-    lines: list[str] = []
-    for planned in tensors:
-        if any(_can_overflow(plan.stored[name].dtype, planned.dtype) for name in planned.sources):
-            alone = replace(planned, is_new=True)
-            made = {planned.name: lane.allocate(alone)}
-            counter = _Counter(plan, [alone], None)
-            lines += _stream(plan, source, lane, [alone], made, counter, run, release)
-    _report_overflows(plan, lines, run)
+    risky = [
+        replace(t, is_new=True)
+        for t in tensors
+        if any(_can_overflow(plan.stored[name].dtype, t.dtype) for name in t.sources)
+    ]
+    sinks: list[Sink] = []
+    for planned in risky:
+        made = {planned.name: lane.allocate(planned)}
+        counter = _Counter(plan, [planned], None)
+        sinks += _stream(plan, source, lane, [planned], made, counter, run, release)
+        sinks[-1].tensor = torch.empty(0)
+    _report_overflows(plan, risky, sinks, run)
 
 
 def _can_overflow(stored: str, target: str) -> bool:
     return can_overflow(torch_dtype(stored), torch_dtype(target))
 
 
-def _report_overflows(plan: Plan, lines: Sequence[str], run: Execution) -> None:
-    if lines and plan.options.overflow == "refuse":
+def _stream_layers(
+    plan: Plan,
+    source: Source,
+    lane: Lane,
+    counter: _Counter,
+    run: Execution,
+    release: bool,
+    on_layer: OnLayer,
+) -> None:
+    """As ``_stream`` for all new tensors, block by block, with what on_layer makes of them."""
+    reduced: list[tuple[PlannedTensor, Sink]] = []
+
+    def make(planned: PlannedTensor, target: torch.Tensor | None) -> torch.Tensor:
+        if target is None:
+            return _mapped(source, planned)
+        reduced.append(
+            (planned, Sink(target, overflows=reduce_into(plan, source, planned, target)))
+        )
+        return target
+
+    feed = LayerFeed(plan, [t for t in plan.tensors if t.is_new], lane, make, on_layer)
+
+    def done(job: Job) -> bool:
+        counter.add(job)
+        return feed.done(job)
+
+    def tick() -> None:
+        counter.tell()
+        feed.deliver()
+
+    feed.start()
+    queue = JobQueue(feed.jobs())
+    crew = Crew(source, lane, queue, feed.sinks, done=done, release=release, gate=feed)
+    crew.run(_crew_size(plan, feed.moved), tick=tick)
+    tensors = [*feed.moved, *(t for t, _ in reduced)]
+    _report_overflows(plan, tensors, [*feed.sinks, *(s for _, s in reduced)], run)
+    run.tensors, run.modules = feed.results.tensors, feed.results.modules
+    run.given = feed.results.given
+
+
+def _crew_size(plan: Plan, tensors: Sequence[PlannedTensor]) -> int:
+    """One worker is enough where there is hardly more than a block to read."""
+    small = sum(t.nbytes for t in tensors) <= plan.options.chunk_bytes
+    return 1 if small else plan.options.workers
+
+
+def _report_overflows(
+    plan: Plan, tensors: Sequence[PlannedTensor], sinks: Sequence[Sink], run: Execution
+) -> None:
+    lost = [(t, s.overflows) for t, s in zip(tensors, sinks, strict=True) if s.overflows]
+    if not lost:
+        return
+    lines = [f"{t.name!r}: {count} finite values overflow {t.dtype}" for t, count in lost]
+    if plan.options.overflow == "refuse":
         more = f"; and {len(lines) - 8} more tensors" if len(lines) > 8 else ""
         raise StreamloadError(
             f"{printable(plan.report.source)}: {'; '.join(lines[:8])}{more}; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from streamload.dtypes import BY_NAME
 from streamload.engine.chunks import Block, cut
@@ -21,27 +21,26 @@ READAHEAD_BYTES = 48 << 20
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Blocks of one stored tensor; several only where it can but be read whole."""
+    """Blocks of one stored tensor; several only where it can but be read whole.
+
+    Attributes:
+        extent: the bytes the job reads, if they lie in a file.
+        nbytes: how many it reads.
+    """
 
     spec: TensorSpec
     blocks: tuple[Block, ...]
 
-    @property
-    def extent(self) -> Extent | None:
-        """The bytes the job reads, if they lie in a file."""
-        if self.spec.extent is None:
-            return None
+    extent: Extent | None = field(init=False)
+    nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
         size = BY_NAME[self.spec.dtype].itemsize
         start, stop = self.blocks[0].start, self.blocks[-1].stop
-        return Extent(
-            self.spec.extent.file, self.spec.extent.offset + start * size, (stop - start) * size
-        )
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes read."""
-        size = BY_NAME[self.spec.dtype].itemsize
-        return sum(block.stop - block.start for block in self.blocks) * size
+        whole = self.spec.extent
+        extent = whole and Extent(whole.file, whole.offset + start * size, (stop - start) * size)
+        object.__setattr__(self, "extent", extent)
+        object.__setattr__(self, "nbytes", sum(b.stop - b.start for b in self.blocks) * size)
 
 
 def jobs_of(

@@ -23,12 +23,14 @@ class Sink:
 
     Attributes:
         tensor: the destination, owned by the caller; strides as planned.
+        device: as planned; says which lane writes it where there are several.
         is_fresh: nothing was ever written to its memory.
         overflows: finite stored values that became infinite by the cast, so far.
         touched: True once something may have been written.
     """
 
     tensor: torch.Tensor
+    device: str = "cpu"
     is_fresh: bool = False
     overflows: int = 0
     touched: bool = False

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 
 from streamload.engine.jobs import Job, JobQueue, reader
-from streamload.engine.lane import Lane, Sink
+from streamload.engine.lane import Lane, LaneWorker, Sink
 from streamload.engine.threads import use_one_torch_thread
 from streamload.errors import CheckpointError
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
+from streamload.threads import end_thread
 
-__all__ = ["Crew"]
+__all__ = ["Crew", "Gate"]
 
 _POLL_S = 0.05
+
+
+class Gate(Protocol):
+    """Holds workers back while what they would fill has no memory yet."""
+
+    def admit(self, job: Job) -> bool:
+        """Wait for the job's turn; False if the work was stopped meanwhile."""
+
+    def stop(self) -> None:
+        """Wake all that wait: the work is stopped."""
 
 
 class Crew:
@@ -27,8 +39,9 @@ class Crew:
         lane: gives each worker its buffers.
         queue: jobs in the order they are to be done.
         sinks: destinations by number.
-        done: called after each job, under no lock, from the worker.
+        done: called after each job, under no lock, from the worker; True calls for ``tick``.
         release: give the page cache back behind the workers.
+        gate: asked before each job.
     """
 
     def __init__(
@@ -38,8 +51,9 @@ class Crew:
         queue: JobQueue,
         sinks: Sequence[Sink],
         *,
-        done: Callable[[Job], None],
+        done: Callable[[Job], bool],
         release: bool = False,
+        gate: Gate | None = None,
     ) -> None:
         self._source = source
         self._lane = lane
@@ -47,8 +61,11 @@ class Crew:
         self._sinks = sinks
         self._done = done
         self._release = release
+        self._gate = gate
         self._stop = threading.Event()
-        self._wake = threading.Condition()
+        self._news = threading.Condition()
+        self._has_news = False
+        self._at_work = 0
         self._error: BaseException | None = None
 
     def run(self, workers: int, *, tick: Callable[[], None]) -> None:
@@ -61,24 +78,36 @@ class Crew:
             threading.Thread(target=self._work, name=f"streamload-{i}", daemon=True)
             for i in range(workers)
         ]
+        begun: list[threading.Thread] = []
+        self._at_work = workers
         try:
             for thread in threads:
+                begun.append(thread)
                 thread.start()
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(_POLL_S)
-                    tick()
+            while self._wait_for_news():
+                tick()
         except BaseException:
-            self._stop.set()
+            self._halt()
             raise
         finally:
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join()
+            for thread in begun:
+                end_thread(thread)
         error, self._error = self._error, None
         if error is not None:
             raise error
         tick()
+
+    def _wait_for_news(self) -> bool:
+        """True after a moment, or as soon as there is something to do; False at the end."""
+        with self._news:
+            self._news.wait_for(lambda: self._has_news or not self._at_work, _POLL_S)
+            self._has_news = False
+            return self._at_work > 0
+
+    def _halt(self) -> None:
+        self._stop.set()
+        if self._gate is not None:
+            self._gate.stop()
 
     def _work(self) -> None:
         try:
@@ -90,7 +119,7 @@ class Crew:
                         job, due = self._queue.take()
                         for extent in due:
                             self._source.prefetch(extent)
-                        if job is None:
+                        if job is None or not (self._gate is None or self._gate.admit(job)):
                             return
                         self._carry(job, worker)
             finally:
@@ -99,16 +128,20 @@ class Crew:
             # Handed to the caller's thread, which raises it; the first one counts.
             if self._error is None:
                 self._error = error
-            self._stop.set()
+            self._halt()
+        finally:
+            with self._news:
+                self._at_work -= 1
+                self._news.notify()
 
-    def _carry(self, job: Job, worker: object) -> None:
+    def _carry(self, job: Job, worker: LaneWorker) -> None:
         read = reader(self._source, job.spec)
         dtype = torch_dtype(job.spec.dtype)
         try:
             for block in job.blocks:
                 for part in block.parts:
                     self._sinks[part.target].touched = True
-                worker.carry(block, dtype, read, self._sinks)  # type: ignore[attr-defined]
+                worker.carry(block, dtype, read, self._sinks)
         except CheckpointError as error:
             if error.tensor is None:
                 raise CheckpointError(
@@ -117,4 +150,7 @@ class Crew:
             raise
         if self._release and job.extent is not None:
             self._source.release(job.extent)
-        self._done(job)
+        if self._done(job):
+            with self._news:
+                self._has_news = True
+                self._news.notify()

@@ -20,13 +20,19 @@ _WRAPPERS = (*KNOWN_WRAPPERS, "gpt_neox")
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Stored names → target names; ``absent`` are the rule's sources that were not found."""
+    """Stored names → target names.
+
+    Attributes:
+        absent: the rule's sources that were not found.
+        by_rank: the sources are partitions of one tensor: one that is absent is damage.
+    """
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     transform: Transform = _IDENTITY
     layer: int | None = None
     absent: tuple[str, ...] = ()
+    by_rank: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +163,7 @@ def _assignments(
             rule.transform,
             layer,
             absent,
+            rule.by_rank,
         )
         for copy in range(repeats)
     ]

@@ -81,12 +81,12 @@ class Rule:
         """The targets, compiled."""
         return tuple(map(Template, self.targets))
 
-    @property
+    @cached_property
     def by_rank(self) -> bool:
         """True if the source's partitions are merged."""
         return any(t.has("rank") for t in self.source_templates)
 
-    @property
+    @cached_property
     def by_layer(self) -> bool:
         """True if the rule stands for one tensor a layer."""
         return any(t.has("layer") for t in (*self.source_templates, *self.target_templates))

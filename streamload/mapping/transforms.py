@@ -30,7 +30,7 @@ __all__ = [
 
 
 class Transform(Protocol):
-    """What all transforms have.
+    """What all transforms have; they are frozen and hashable, so that plans can remember them.
 
     Attributes:
         label: one word for reports; empty for the identity.
@@ -44,6 +44,9 @@ class Transform(Protocol):
     @property
     def reduces(self) -> str:
         """How several sources become one, if by arithmetic."""
+
+    def __hash__(self) -> int:
+        """Equal transforms are one."""
 
     def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
         """The layout of each target, from each source's; ``targets`` are the shapes wanted.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from streamload.collecting import without_collections
 from streamload.mapping.binding import Assignment, Binding, Mapper, bind, bind_equal
 from streamload.mapping.common import layer_of
 from streamload.mapping.rules import NameMap
@@ -46,7 +47,17 @@ def build_plan(
     Returns:
         A plan; ``problems`` lists everything that refuses it. Never raises for a bad fit.
     """
-    options = options or PlanOptions()
+    with without_collections(len(catalog)):
+        return _build(catalog, mapper, targets, options or PlanOptions(), source)
+
+
+def _build(
+    catalog: Catalog,
+    mapper: Mapper | None,
+    targets: Targets | None,
+    options: PlanOptions,
+    source: str,
+) -> Plan:
     stored = _under_prefix(catalog, options.prefix)
     binding = bind_equal(stored, targets) if mapper is None else bind(mapper, stored)
     draft = Draft(stored, targets, options)
@@ -87,7 +98,9 @@ def _chosen(binding: Binding, options: PlanOptions, mapper: Mapper | None) -> li
         return kept
     place = {layer: at for at, layer in enumerate(sorted(options.layers))}
     return [
-        a if a.layer is None else replace(a, targets=_renumbered(a.targets, a.layer, place))
+        a
+        if a.layer is None
+        else replace(a, targets=_renumbered(a.targets, a.layer, place), layer=place[a.layer])
         for a in kept
     ]
 

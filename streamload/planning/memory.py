@@ -7,16 +7,26 @@ from collections.abc import Mapping, Sequence
 from streamload.planning.records import PlannedTensor, PlanOptions
 from streamload.specs import TensorSpec
 
-__all__ = ["needed_bytes", "staging_bytes"]
+__all__ = ["RING_BYTES", "needed_bytes", "staging_bytes"]
+
+# What every load to a device goes through, whatever the model: four buffers of 16 MiB.
+RING_BYTES = 64 << 20
 
 
 def staging_bytes(
     tensors: Sequence[PlannedTensor], stored: Mapping[str, TensorSpec], options: PlanOptions
 ) -> int:
     """Bytes of all workers' buffers: a block each, a staged matrix each where one is turned,
-    and tensors that can only be read whole.
+    and tensors that can only be read whole; and of the ring if anything goes to a device.
     """
     streamed = [t for t in tensors if t.mapped is None]
+    ring = 0 if all(map(_in_host, streamed)) else RING_BYTES
+    return ring + _worker_bytes([t for t in streamed if _in_host(t)], stored, options)
+
+
+def _worker_bytes(
+    streamed: Sequence[PlannedTensor], stored: Mapping[str, TensorSpec], options: PlanOptions
+) -> int:
     if not streamed:
         return 0
     largest = max(stored[name].nbytes for t in streamed for name in t.sources)

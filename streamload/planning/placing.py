@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from streamload.dtypes import BY_NAME
 from streamload.mapping.binding import Assignment
-from streamload.mapping.layout import Layout, LayoutError, stored_order_strides
-from streamload.mapping.transforms import Identity, Mean
+from streamload.mapping.layout import Layout, LayoutError
+from streamload.mapping.transforms import Mean
 from streamload.planning.devices import device_of
 from streamload.planning.dtype_rules import DtypeError, target_dtype
+from streamload.planning.geometry import Geometry, geometries
 from streamload.planning.records import (
     Comparison,
     MappedView,
@@ -20,7 +21,7 @@ from streamload.planning.records import (
     TargetSpec,
 )
 from streamload.report import ShapeMismatch
-from streamload.specs import Move, Shape, TensorSpec, contiguous_strides, numel
+from streamload.specs import Shape, TensorSpec, contiguous_strides, numel
 
 __all__ = ["Draft", "place"]
 
@@ -54,15 +55,20 @@ def place(draft: Draft, assignment: Assignment) -> None:
             return
     if assignment.absent or (draft.targets is not None and not all(wanted)):
         lacking = ", ".join(map(repr, assignment.absent)) or "a target of the module"
-        draft.incomplete.append(
+        line = (
             f"{' + '.join(map(repr, assignment.sources))} cannot fill "
             f"{', '.join(map(repr, assignment.targets))}: {lacking} is missing"
         )
+        if assignment.by_rank:
+            draft.troubled.update(assignment.targets)
+            draft.problems.append(line)
+        else:
+            draft.incomplete.append(line)
         return
-    layouts = _layouts(draft, assignment, specs, wanted)
-    for target, spec, layout in zip(assignment.targets, wanted, layouts, strict=False):
+    places = _places(draft, assignment, specs, wanted)
+    for target, spec, geometry in zip(assignment.targets, wanted, places, strict=False):
         try:
-            planned = _planned(draft, assignment, target, spec, layout)
+            planned = _planned(draft, assignment, target, spec, geometry)
         except DtypeError as problem:
             names = " + ".join(repr(s.name) for s in specs)
             draft.troubled.add(target)
@@ -71,18 +77,22 @@ def place(draft: Draft, assignment: Assignment) -> None:
         _settle(draft, target, planned)
 
 
-def _layouts(
+def _places(
     draft: Draft,
     assignment: Assignment,
     specs: Sequence[TensorSpec],
     wanted: Sequence[TargetSpec | None],
-) -> list[Layout]:
-    """The layouts of the targets; empty if shapes do not fit (the mismatch is recorded)."""
+) -> Sequence[Geometry]:
+    """Where the targets come from; empty if shapes do not fit (the mismatch is recorded)."""
     transform = assignment.transform
-    shapes = [spec.shape if spec else None for spec in wanted]
-    sources = [Layout.whole(i, spec.shape, spec.strides) for i, spec in enumerate(specs)]
+    shapes = tuple([spec.shape if spec else None for spec in wanted])
     try:
-        layouts = transform.forward(sources, shapes)
+        places = geometries(
+            transform,
+            tuple([spec.shape for spec in specs]),
+            tuple([spec.strides for spec in specs]),
+            shapes,
+        )
     except LayoutError as error:
         for target, shape in zip(assignment.targets, shapes, strict=True):
             draft.mismatches += [
@@ -90,25 +100,22 @@ def _layouts(
                 for spec in specs
             ]
         return []
-    needed = [
-        shape if shape is not None else layout.shape
-        for shape, layout in zip(shapes, layouts, strict=True)
-    ]
-    unfit = [at for at, layout in enumerate(layouts) if layout.shape != needed[at]]
+    made = [place.layout.shape for place in places]
+    needed = [shape if shape is not None else own for shape, own in zip(shapes, made, strict=True)]
     if len(specs) > 1 and not transform.reduces:
         parts = _unfit_parts(assignment, specs, needed)
         if parts:
             draft.mismatches += parts
             return []
-    if unfit:
+    if made != needed:
         joined = " + ".join(spec.name for spec in specs)
-        for at in unfit:
-            shape = specs[0].shape if len(specs) == 1 else layouts[at].shape
-            draft.mismatches.append(
-                ShapeMismatch(joined, shape, assignment.targets[at], needed[at])
-            )
+        draft.mismatches += [
+            ShapeMismatch(joined, specs[0].shape if len(specs) == 1 else own, target, shape)
+            for target, own, shape in zip(assignment.targets, made, needed, strict=True)
+            if own != shape
+        ]
         return []
-    return layouts
+    return places
 
 
 def _unfit_parts(
@@ -133,20 +140,20 @@ def _planned(
     assignment: Assignment,
     target: str,
     spec: TargetSpec | None,
-    layout: Layout,
+    geometry: Geometry,
 ) -> PlannedTensor:
     """The plan of one target whose shape fits."""
-    options = draft.options
-    used = sorted({piece.source for piece in layout.pieces})
-    names = tuple(assignment.sources[i] for i in used) or assignment.sources
-    stored = tuple(BY_NAME[draft.stored[name].dtype] for name in names)
+    options, layout = draft.options, geometry.layout
+    names = assignment.sources
+    if len(names) > 1:
+        names = tuple(names[i] for i in geometry.used) or names
+    stored = tuple([BY_NAME[draft.stored[name].dtype] for name in names])
     dtype = target_dtype(target, stored, spec, options.dtype)
     is_new = spec is None or spec.is_meta or (spec.kind == "buffer" and _is_built(draft))
     device = device_of(target, options.device)
     transform = assignment.transform
-    strides = contiguous_strides(layout.shape)
-    if is_new and options.stored_order and not transform.reduces:
-        strides = stored_order_strides(layout) or strides
+    in_stored_order = is_new and options.stored_order and not transform.reduces
+    strides = geometry.strides(stored_order=in_stored_order)
     if spec is not None and not is_new:
         _refuse_in_place(draft, target, spec)
         strides, device = spec.strides or strides, spec.device
@@ -157,8 +164,8 @@ def _planned(
         shape=layout.shape,
         strides=strides,
         dtype=dtype.name,
-        stored_dtype="+".join(dict.fromkeys(d.name for d in stored)),
-        moves=_moves(draft, transform, assignment, layout, strides),
+        stored_dtype="+".join(dict.fromkeys([d.name for d in stored])),
+        moves=geometry.moves(assignment.sources, strides),
         transform=transform.label,
         reduces=transform.reduces if len(names) > 1 else "",
         tolerance=transform.tolerance if isinstance(transform, Mean) else 0.0,
@@ -171,21 +178,6 @@ def _planned(
 
 def _is_built(draft: Draft) -> bool:
     return draft.targets is not None and draft.targets.any_meta
-
-
-def _moves(
-    draft: Draft,
-    transform: object,
-    assignment: Assignment,
-    layout: Layout,
-    strides: Shape,
-) -> tuple[Move, ...]:
-    if isinstance(transform, Identity):  # the same answer, for a hundred thousand tensors
-        (name,) = assignment.sources
-        count = numel(layout.shape)
-        if draft.stored[name].strides is None and strides == contiguous_strides(layout.shape):
-            return (Move(name, (count,), (1,), 0, (1,), 0),) if count else ()
-    return layout.moves(assignment.sources, strides)
 
 
 def _refuse_in_place(draft: Draft, target: str, spec: TargetSpec) -> None:

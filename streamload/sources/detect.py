@@ -14,7 +14,7 @@ from streamload.sources.hub import find_in_hub_cache, is_hub_name
 from streamload.sources.index import check_against_shards, read_index, shard_paths
 from streamload.sources.safetensors import open_safetensors
 
-__all__ = ["folder_of", "open_checkpoint"]
+__all__ = ["folder_of", "open_checkpoint", "open_layers"]
 
 _LOOKED_FOR = (
     "model.safetensors.index.json, one .safetensors file, pytorch_model.bin(.index.json), "
@@ -22,17 +22,13 @@ _LOOKED_FOR = (
 )
 
 
-def open_checkpoint(
-    path: str | os.PathLike[str], *, layers: frozenset[int] | None = None
-) -> Source:
+def open_checkpoint(path: str | os.PathLike[str]) -> Source:
     """Open a checkpoint: headers are read, no tensor is.
 
     Args:
         path: a safetensors, .pt or .bin file, an ``*.index.json``, a folder that holds one of
             these, a folder of raw GPT-NeoX partitions, or ``hf:ORG/NAME[@REVISION]`` in the local
             hub cache.
-        layers: of raw partitions only the files of these blocks are opened; of other kinds
-            nothing is left out.
 
     Returns:
         A source; use it as a context manager, or call ``close()``.
@@ -41,6 +37,11 @@ def open_checkpoint(
         CheckpointNotFoundError: there is nothing at the path, or no checkpoint in the folder.
         CheckpointError: a file is damaged, incomplete or of an unknown kind.
     """
+    return open_layers(path, None)
+
+
+def open_layers(path: str | os.PathLike[str], layers: frozenset[int] | None) -> Source:
+    """As ``open_checkpoint``; of raw partitions only the files of these blocks are opened."""
     given = os.fsdecode(path)
     if not is_hub_name(given):
         return _open_path(given, given, layers)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
+from streamload.collecting import without_collections
 from streamload.dtypes import BY_NAME
 from streamload.errors import CheckpointError
 from streamload.sources.files import OpenFile
@@ -24,6 +25,7 @@ _U64 = 1 << 64
 _I64 = 1 << 63
 _MAX_DEPTH = 124
 _MAX_NUMBER = 1.7976931348623157e308
+_ENTRY_BYTES = 64  # about what one tensor takes in a header
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -35,6 +37,11 @@ def read_header(file: OpenFile) -> Catalog:
             one line for each tensor at fault.
     """
     text, data_start = _header_text(file)
+    with without_collections(len(text) // _ENTRY_BYTES):
+        return _read_text(file, text, data_start)
+
+
+def _read_text(file: OpenFile, text: bytes, data_start: int) -> Catalog:
     try:
         header = loads_strictly(text)
     except (ValueError, RecursionError) as error:

@@ -43,9 +43,10 @@ def translated(path: str) -> Iterator[None]:
 def temporary_name(path: str) -> str:
     """A name in the same folder that no reader takes for a checkpoint."""
     folder, name = os.path.split(path)
-    # Cut, as the whole must not be over 255 bytes.
+    # Cut, as the whole name must not be over 255 bytes.
+    start = f"{_PREFIX}{os.getpid()}-{next(_NUMBERS)}-"
     kept = os.fsencode(name)[:128].decode("utf-8", "ignore")
-    return os.path.join(folder, f"{_PREFIX}{os.getpid()}-{next(_NUMBERS)}-{kept}.tmp")
+    return os.path.join(folder, f"{start}{kept}.tmp")
 
 
 def remove_leftovers(folder: str) -> None:

@@ -86,7 +86,8 @@ _VALUES = [
     b"\x8a\0", b"X\0\0\0\0", b"X\1\0\0\0a", b"X\xff\xff\xff\xff", b"X\3\0\0\0\xed\xa0\x80",
     b"X\7\0\0\0storage", b"h\0", b"h\xff", b"j\xff\xff\xff\xff", b"G" + struct.pack(">d", 1e308),
     b"K\2\x85", b"K\0K\1\x86", b"\x95" + b"\xff" * 8, b"\x8b\xff\xff\xff\x7f", b"\x8c\x01b",
-    b"I5\n", b"S'a'\n", b"L5L\n", b"F1.5\n", b"g0\n", b"p0\n", b"B\1\0\0\0x", b"C\1x", b"\x96" + b"\0" * 8,
+    b"I5\n", b"S'a'\n", b"L5L\n", b"F1.5\n", b"g0\n", b"p0\n", b"B\1\0\0\0x", b"C\1x",
+    b"\x96" + b"\0" * 8,
 ]  # fmt: skip
 
 

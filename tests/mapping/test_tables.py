@@ -137,5 +137,5 @@ def test_a_partition_that_lacks_a_tensor_is_named():
     targets = targets_of(model)
     lacking = "layer_3.model_1.mlp.dense_4h_to_h.bias"
     tensors = {n: s for n, s in stored_by(table, targets).items() if n != lacking}
-    (problem,) = build_plan(Catalog(tensors), table, targets, PlanOptions()).problems
-    assert repr(lacking) in problem
+    problems = build_plan(Catalog(tensors), table, targets, PlanOptions()).problems
+    assert any(repr(lacking) in problem for problem in problems)

@@ -245,7 +245,7 @@ def test_the_index_decides_and_nothing_else_is_opened(tmp_path, name, monkeypatc
     assert report.ok
     assert holds(module, TENSORS)
     touched = {os.path.basename(p) for p in opened if str(p).startswith(str(tmp_path))}
-    assert touched <= {FIRST, SECOND, INDEX, "config.json"}
+    assert touched <= {FIRST, SECOND, INDEX, "config.json", "params.json"}
     assert not [p for p in open_descriptors() if p.startswith(str(tmp_path))]
 
 

@@ -12,9 +12,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from streamload.downloading.fetching import Fetched, Progress, fetch
+from streamload.downloading.picking import pick_files
 from streamload.errors import CheckpointError, DownloadError, MissingExtraError, printable
-from streamload.fetching import Fetched, Progress, fetch
-from streamload.picking import pick_files
 from streamload.report import format_bytes
 from streamload.sources.index import read_index
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from streamload.cache_folder import (
+from streamload.caching.folder import (
     ENDING,
     METADATA_KEY,
     VERSION,

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from streamload.checking import DigestCheck, OddValues, check
-from streamload.comparing import Difference, compare_checkpoints
 from streamload.errors import printable
 from streamload.options import Settings, settings_from
 from streamload.report import format_bytes
 from streamload.sources.detect import open_checkpoint
+from streamload.verifying.checking import DigestCheck, OddValues, check
+from streamload.verifying.comparing import Difference, compare_checkpoints
 
 if TYPE_CHECKING:
     import torch

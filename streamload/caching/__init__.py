@@ -1,0 +1,1 @@
+"""Converted copies in the user's cache folder, mapped by later loads."""

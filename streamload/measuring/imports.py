@@ -1,0 +1,26 @@
+"""Everything a load imports, so that imports are not timed as loading."""
+
+from __future__ import annotations
+
+import importlib
+
+__all__ = ["import_for_loads"]
+
+# What ``streamload.load`` leaves until a checkpoint asks for it.
+_LATE = (
+    "streamload.loading",
+    "streamload.models.registry",
+    "streamload.models.gpt",
+    "streamload.models.llama",
+    "streamload.models.neox",
+    "streamload.sources.neox",
+    "streamload.sources.torch_zip",
+)
+
+
+def import_for_loads() -> None:
+    """Import torch, and the parts of the package that loads use."""
+    import torch  # noqa: F401
+
+    for name in _LATE:
+        importlib.import_module(name)

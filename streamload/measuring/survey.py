@@ -1,0 +1,88 @@
+"""What a load of a checkpoint will read, found without reading it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streamload.configuration import config_of, find_config
+from streamload.dtypes import BY_NAME, parse_dtype
+from streamload.errors import CheckpointError
+from streamload.loading import plan_checkpoint
+from streamload.measuring.floor import Piece
+from streamload.sources.base import Source
+from streamload.sources.detect import open_checkpoint
+from streamload.specs import TensorSpec, numel
+
+__all__ = ["Survey", "survey"]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What is to be measured.
+
+    Attributes:
+        pieces: stored tensors that a load reads, in file order, as far as files hold them in
+            one run of bytes.
+        left_out: names of those that are not (legacy pickles, strided slices).
+        why_no_model: None if the model can be built; else why tensors alone are loaded.
+        model_bytes: of the pieces in the wanted dtype.
+    """
+
+    pieces: tuple[Piece, ...]
+    left_out: tuple[str, ...]
+    why_no_model: str | None
+    model_bytes: int
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of the pieces in the files."""
+        return sum(piece.nbytes for piece in self.pieces)
+
+    @property
+    def files(self) -> list[str]:
+        """The files they lie in."""
+        return list(dict.fromkeys(piece.file for piece in self.pieces))
+
+
+def survey(path: str, *, dtype: str | None = None) -> Survey:
+    """Plan the load of ``path``; where no model can be built, of all its tensors.
+
+    Raises:
+        CheckpointError, PlanError: as ``streamload.load``.
+    """
+    with open_checkpoint(path) as source:
+        why = _why_no_model(source)
+        specs = list(source.catalog.values())
+    if why is None:
+        plan = plan_checkpoint(path, dtype=dtype, check_memory=False)
+        plan.raise_if_refused()
+        read = {name for tensor in plan.tensors for name in tensor.sources}
+        specs = [spec for name, spec in plan.stored.items() if name in read]
+    pieces = tuple(piece for spec in specs if (piece := _piece(spec)) is not None)
+    kept = {piece.name for piece in pieces}
+    left_out = tuple(spec.name for spec in specs if spec.name not in kept)
+    return Survey(pieces, left_out, why, sum(_bytes_as(spec, dtype) for spec in specs))
+
+
+def _why_no_model(source: Source) -> str | None:
+    config_of(source)  # raises for a damaged configuration
+    try:
+        find_config(source)
+    except CheckpointError as error:
+        return str(error)
+    return None
+
+
+def _piece(spec: TensorSpec) -> Piece | None:
+    name = BY_NAME[spec.dtype].torch_name
+    if spec.extent is None or name is None:
+        return None
+    extent = spec.extent
+    return Piece(spec.name, extent.file, extent.offset, extent.nbytes, name, spec.shape)
+
+
+def _bytes_as(spec: TensorSpec, dtype: str | None) -> int:
+    wanted = parse_dtype(dtype)
+    if wanted is None or not BY_NAME[spec.dtype].is_floating:
+        return spec.nbytes
+    return numel(spec.shape) * wanted.itemsize

@@ -1,0 +1,80 @@
+"""What a transform makes of shapes, worked out once for all blocks that have the same ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from streamload.mapping.layout import Layout, stored_order_strides
+from streamload.mapping.transforms import Transform
+from streamload.specs import Move, Shape, contiguous_strides
+
+__all__ = ["Geometry", "geometries"]
+
+_MOST_KEPT = 4096
+
+
+@dataclass(eq=False)
+class Geometry:
+    """One target's layout and what follows from it; names of stored tensors are left open.
+
+    Attributes:
+        layout: where the target's elements come from.
+        used: numbers of the sources it really takes from.
+    """
+
+    layout: Layout
+    used: tuple[int, ...] = field(init=False)
+    contiguous: Shape = field(init=False)
+    _moves: dict[Shape, tuple[tuple[int, Move], ...]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.used = tuple(sorted({piece.source for piece in self.layout.pieces}))
+        self.contiguous = contiguous_strides(self.layout.shape)
+
+    def strides(self, *, stored_order: bool) -> Shape:
+        """The target's strides, row-major or in the stored tensor's order of dimensions."""
+        found = stored_order_strides(self.layout) if stored_order else None
+        return found or self.contiguous
+
+    def moves(self, names: tuple[str, ...], strides: Shape) -> tuple[Move, ...]:
+        """The moves out of the sources called ``names`` into a target of ``strides``."""
+        known = self._moves.get(strides)
+        if known is None:
+            numbers = [str(i) for i in range(len(names))]
+            known = tuple((int(m.stored_name), m) for m in self.layout.moves(numbers, strides))
+            self._moves[strides] = known
+        return tuple(
+            Move(
+                names[i],
+                m.shape,
+                m.source_strides,
+                m.source_offset,
+                m.target_strides,
+                m.target_offset,
+            )
+            for i, m in known
+        )
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def geometries(
+    transform: Transform,
+    shapes: tuple[Shape, ...],
+    strides: tuple[Shape | None, ...],
+    wanted: tuple[Shape | None, ...],
+) -> tuple[Geometry, ...]:
+    """One Geometry for each target.
+
+    Args:
+        transform: between stored and local tensors.
+        shapes: of the sources.
+        strides: of the sources' memory; None for row-major.
+        wanted: shapes of the targets where they are known.
+
+    Raises:
+        LayoutError: the shapes do not fit the transform.
+    """
+    pairs = enumerate(zip(shapes, strides, strict=True))
+    sources = [Layout.whole(i, shape, steps) for i, (shape, steps) in pairs]
+    return tuple(Geometry(layout) for layout in transform.forward(sources, wanted))
