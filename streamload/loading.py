@@ -20,7 +20,7 @@ from streamload.engine.layers import OnLayer
 from streamload.errors import PlanError, note_overwritten
 from streamload.mapping.binding import Mapper
 from streamload.memory import MemoryPeaks, PeakSampler
-from streamload.memory_check import check_memory
+from streamload.memory_check import check_memory, is_cache_in_the_way
 from streamload.modules import OnAssign, commit, existing_tensors
 from streamload.options import LoadOptions, Settings, settings_from
 from streamload.planning import Plan, build_plan
@@ -237,8 +237,8 @@ def _carry_out(
         return made, _execute(made, source, settings, existing, on_layer)
 
     def checked(plan: Plan, plan_source: Source) -> Execution:
-        check_memory(plan, settings)
-        return _execute(plan, plan_source, settings, existing, on_layer)
+        fitting = check_memory(plan, settings)
+        return _execute(fitting, plan_source, settings, existing, on_layer)
 
     made, run = through_cache(made, source, settings, checked)
     return check_memory(made, settings, refuse=False), run
@@ -263,6 +263,7 @@ def _execute(
             ),
             existing=existing,
             progress=settings.progress,
+            release=is_cache_in_the_way(made),
             on_layer=on_layer,
         )
 

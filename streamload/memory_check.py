@@ -12,7 +12,7 @@ from streamload.planning import Plan
 from streamload.report import format_bytes
 from streamload.specs import numel
 
-__all__ = ["check_memory"]
+__all__ = ["check_memory", "is_cache_in_the_way"]
 
 
 def check_memory(plan: Plan, settings: Settings, *, refuse: bool = True) -> Plan:
@@ -37,6 +37,18 @@ def check_memory(plan: Plan, settings: Settings, *, refuse: bool = True) -> Plan
     if refuse and settings.check_memory and settings.on_layer is None:
         _check_devices(plan)
     return plan
+
+
+def is_cache_in_the_way(plan: Plan) -> bool:
+    """True if a control group has no room for the model and for the file's pages beside it.
+
+    The pages count against the group, so they are given back as soon as they were read. (On a
+    machine of its own the kernel drops them when it needs to; the next load is glad of them.)
+    """
+    memory = plan.memory
+    names = {move.stored_name for t in plan.tensors if t.mapped is None for move in t.moves}
+    read_bytes = sum(plan.stored[name].nbytes for name in names)
+    return memory.limit == "cgroup" and memory.needed_bytes + read_bytes > memory.available_bytes
 
 
 def _check_devices(plan: Plan) -> None:

@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-__all__ = ["can_overflow", "count_overflows"]
+__all__ = ["can_overflow", "count_overflows", "overflowed"]
 
 # torch has no sum() for the 8-bit floats; they are looked at through float32.
 _SUMMABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -26,8 +26,13 @@ def count_overflows(source: torch.Tensor, cast: torch.Tensor) -> int:
     A sum is the sentinel: it is finite only if every value is. It costs a tenth of an exact
     count, which is made only where it is not (also where the values merely add up to infinity).
     """
+    lost = overflowed(source, cast)
+    return 0 if lost is None else int(lost.sum())
+
+
+def overflowed(source: torch.Tensor, cast: torch.Tensor) -> torch.Tensor | None:
+    """True where a finite value became infinite or NaN; None where a glance shows there is none."""
     if cast.dtype in _SUMMABLE and bool(torch.isfinite(cast.sum())):
-        return 0
+        return None
     wide = source.float() if source.dtype.itemsize == 1 else source
-    lost = torch.isfinite(wide) & ~torch.isfinite(cast.float())
-    return int(lost.sum())
+    return torch.isfinite(wide) & ~torch.isfinite(cast.float())

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from streamload.dtypes import BY_NAME
-from streamload.engine.casts import can_overflow, count_overflows
+from streamload.engine.casts import can_overflow, count_overflows, overflowed
 from streamload.engine.chunks import Block, Part
 from streamload.engine.lane import ReadElements, Sink
 from streamload.engine.pages import empty_pages, populate
@@ -125,17 +125,36 @@ class CpuWorker:
         dtypes = {sinks[part.target].tensor.dtype for part in block.parts}
         dtype = first.tensor.dtype if len(dtypes) == 1 else stored
         panel = self._panel.elements(block.stop - block.start, dtype)
+        lost: torch.Tensor | None = None
         if dtype == stored:
             read(block.start, block.stop, memory_at(panel, 0, panel.numel()))
         else:
-            step = max(self._chunk_bytes // stored.itemsize, 1)
-            for start in range(block.start, block.stop, step):
-                stop = min(start + step, block.stop)
-                raw = self._raw.elements(stop - start, stored)
-                read(start, stop, memory_at(raw, 0, raw.numel()))
-                _cast(raw, panel[start - block.start : stop - block.start], first)
+            lost = self._fill_panel(panel, block, stored, read)
         for part in block.parts:
             _copy_part(panel, part, sinks[part.target])
+            if lost is not None:
+                held = torch.as_strided(lost, part.shape, part.source_strides, part.source_offset)
+                _count(sinks[part.target], int(held.sum()))
+
+    def _fill_panel(
+        self, panel: torch.Tensor, block: Block, stored: torch.dtype, read: ReadElements
+    ) -> torch.Tensor | None:
+        """Read and cast a block into ``panel``; where values overflowed, if any did."""
+        lost: torch.Tensor | None = None
+        step = max(self._chunk_bytes // stored.itemsize, 1)
+        for start in range(block.start, block.stop, step):
+            stop = min(start + step, block.stop)
+            raw = self._raw.elements(stop - start, stored)
+            read(start, stop, memory_at(raw, 0, raw.numel()))
+            place = slice(start - block.start, stop - block.start)
+            panel[place].copy_(raw)
+            if not can_overflow(stored, panel.dtype):
+                continue
+            here = overflowed(raw, panel[place])
+            if here is not None:
+                lost = torch.zeros(panel.numel(), dtype=torch.bool) if lost is None else lost
+                lost[place] = here
+        return lost
 
 
 def refuse_odd_bools(values: torch.Tensor) -> None:
@@ -178,7 +197,10 @@ def _copy_part(raw: torch.Tensor, part: Part, sink: Sink) -> None:
 def _cast(source: torch.Tensor, target: torch.Tensor, sink: Sink) -> None:
     target.copy_(source)
     if can_overflow(source.dtype, target.dtype):
-        lost = count_overflows(source, target)
-        if lost:
-            with _COUNTING:
-                sink.overflows += lost
+        _count(sink, count_overflows(source, target))
+
+
+def _count(sink: Sink, lost: int) -> None:
+    if lost:
+        with _COUNTING:
+            sink.overflows += lost

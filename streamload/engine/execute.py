@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
 from torch import nn
 
+from streamload.engine.casts import can_overflow
 from streamload.engine.jobs import Job, JobQueue, jobs_of
 from streamload.engine.lane import Lane, Sink
 from streamload.engine.layers import LayerFeed, OnLayer
 from streamload.engine.reduce import check_agreement, compare, reduce_into
 from streamload.engine.workers import Crew
-from streamload.errors import CheckpointError, StreamloadError, note_overwritten
+from streamload.errors import CheckpointError, StreamloadError, note_overwritten, printable
 from streamload.planning.records import Plan, PlannedTensor
 from streamload.sources.base import Source
+from streamload.sources.blocks import torch_dtype
 
 __all__ = ["Execution", "Progress", "execute"]
 
@@ -88,10 +90,14 @@ def execute(
                 if planned.mapped is not None:
                     run.tensors[planned.name] = _mapped(source, planned)
             run.tensors.update({t.name: lane.allocate(t) for t in new})
-            _stream(plan, source, lane, new, run.tensors, counter, run, release)
+            sinks = _stream(plan, source, lane, new, run.tensors, counter, run, release)
+            _report_overflows(plan, new, sinks, run)
+        if plan.options.overflow == "refuse":
+            _rehearse(plan, source, lane, old, run, release)
         source.check_unchanged()
         if old:
-            _stream(plan, source, lane, old, existing or {}, counter, run, release)
+            sinks = _stream(plan, source, lane, old, existing or {}, counter, run, release)
+            _report_overflows(plan, old, sinks, run)
             source.check_unchanged()
         lane.finish()
     except BaseException as error:
@@ -173,28 +179,71 @@ def _stream(
     counter: _Counter,
     run: Execution,
     release: bool,
-) -> None:
-    """Fill ``targets``: arithmetic first (it is small), then all plain moves by the workers."""
-    if not tensors:
-        return
-    with torch.no_grad():
-        for planned in tensors:
-            if planned.reduces:
-                run.overwritten += [] if planned.is_new else [planned.name]
-                run.notices += reduce_into(plan, source, planned, targets[planned.name])
-                for name in dict.fromkeys(planned.sources):
-                    counter.add_bytes(plan.stored[name].nbytes, plan.stored[name].name)
-    moved = [t for t in tensors if not t.reduces]
-    numbers = {t.name: i for i, t in enumerate(moved)}
-    sinks = [Sink(targets[t.name], t.device, is_fresh=t.is_new) for t in moved]
-    queue = JobQueue(jobs_of(plan, moved, numbers))
-    crew = Crew(source, lane, queue, sinks, done=counter.add, release=release)
+) -> list[Sink]:
+    """Fill ``targets``: arithmetic first (it is small), then all plain moves by the workers.
+
+    Returns:
+        What was written, in the order of ``tensors``.
+    """
+    sinks = [Sink(targets[t.name], t.device, is_fresh=t.is_new) for t in tensors]
+    pairs = list(zip(tensors, sinks, strict=True))
+    moved = [pair for pair in pairs if not pair[0].reduces]
     try:
-        crew.run(_crew_size(plan, moved), tick=counter.tell)
+        _reduce(plan, source, [pair for pair in pairs if pair[0].reduces], counter)
+        queue = JobQueue(
+            jobs_of(plan, [t for t, _ in moved], {t.name: i for i, (t, _) in enumerate(moved)})
+        )
+        crew = Crew(source, lane, queue, [s for _, s in moved], done=counter.add, release=release)
+        if moved:
+            crew.run(_crew_size(plan, [t for t, _ in moved]), tick=counter.tell)
     finally:
-        written = zip(moved, sinks, strict=True)
-        run.overwritten += [t.name for t, s in written if s.touched and not t.is_new]
-    _report_overflows(plan, moved, sinks, run)
+        run.overwritten += [t.name for t, sink in pairs if sink.touched and not t.is_new]
+    return sinks
+
+
+def _reduce(
+    plan: Plan,
+    source: Source,
+    tensors: Sequence[tuple[PlannedTensor, Sink]],
+    counter: _Counter,
+) -> None:
+    with torch.no_grad():
+        for planned, sink in tensors:
+            sink.touched = True
+            sink.overflows = reduce_into(plan, source, planned, sink.tensor)
+            for name in dict.fromkeys(planned.sources):
+                counter.add_bytes(plan.stored[name].nbytes, plan.stored[name].name)
+
+
+def _rehearse(
+    plan: Plan,
+    source: Source,
+    lane: Lane,
+    tensors: Sequence[PlannedTensor],
+    run: Execution,
+    release: bool,
+) -> None:
+    """Cast the tensors that may overflow, one at a time, and throw them away.
+
+    What is overwritten in place cannot be taken back: where overflows are refused, they must be
+    known before the first byte is written.
+    """
+    risky = [
+        replace(t, is_new=True)
+        for t in tensors
+        if any(_can_overflow(plan.stored[name].dtype, t.dtype) for name in t.sources)
+    ]
+    sinks: list[Sink] = []
+    for planned in risky:
+        made = {planned.name: lane.allocate(planned)}
+        counter = _Counter(plan, [planned], None)
+        sinks += _stream(plan, source, lane, [planned], made, counter, run, release)
+        sinks[-1].tensor = torch.empty(0)
+    _report_overflows(plan, risky, sinks, run)
+
+
+def _can_overflow(stored: str, target: str) -> bool:
+    return can_overflow(torch_dtype(stored), torch_dtype(target))
 
 
 def _stream_layers(
@@ -207,11 +256,14 @@ def _stream_layers(
     on_layer: OnLayer,
 ) -> None:
     """As ``_stream`` for all new tensors, block by block, with what on_layer makes of them."""
+    reduced: list[tuple[PlannedTensor, Sink]] = []
 
     def make(planned: PlannedTensor, target: torch.Tensor | None) -> torch.Tensor:
         if target is None:
             return _mapped(source, planned)
-        run.notices += reduce_into(plan, source, planned, target)
+        reduced.append(
+            (planned, Sink(target, overflows=reduce_into(plan, source, planned, target)))
+        )
         return target
 
     feed = LayerFeed(plan, [t for t in plan.tensors if t.is_new], lane, make, on_layer)
@@ -228,7 +280,8 @@ def _stream_layers(
     queue = JobQueue(feed.jobs())
     crew = Crew(source, lane, queue, feed.sinks, done=done, release=release, gate=feed)
     crew.run(_crew_size(plan, feed.moved), tick=tick)
-    _report_overflows(plan, feed.moved, feed.sinks, run)
+    tensors = [*feed.moved, *(t for t, _ in reduced)]
+    _report_overflows(plan, tensors, [*feed.sinks, *(s for _, s in reduced)], run)
     run.tensors, run.modules = feed.results.tensors, feed.results.modules
     run.given = feed.results.given
 
@@ -247,12 +300,9 @@ def _report_overflows(
         return
     lines = [f"{t.name!r}: {count} finite values overflow {t.dtype}" for t, count in lost]
     if plan.options.overflow == "refuse":
+        more = f"; and {len(lines) - 8} more tensors" if len(lines) > 8 else ""
         raise StreamloadError(
-            f"{source_of(plan)}: {'; '.join(lines[:4])}; overflow='report' loads them as infinity"
+            f"{printable(plan.report.source)}: {'; '.join(lines[:8])}{more}; "
+            "overflow='report' loads them as infinity"
         )
     run.notices += lines
-
-
-def source_of(plan: Plan) -> str:
-    """The checkpoint's path, for messages."""
-    return plan.report.source

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from streamload.engine.casts import can_overflow, count_overflows
 from streamload.engine.jobs import Reader
 from streamload.errors import CheckpointError
 from streamload.planning.records import Comparison, Plan, PlannedTensor
@@ -26,10 +27,12 @@ def _picked(values: torch.Tensor, move: Move) -> torch.Tensor:
     return torch.as_strided(values, move.shape, move.source_strides, move.source_offset)
 
 
-def reduce_into(
-    plan: Plan, source: Source, planned: PlannedTensor, target: torch.Tensor
-) -> list[str]:
-    """Write the sum or mean of all sources, taken in float32, once; returns notices."""
+def reduce_into(plan: Plan, source: Source, planned: PlannedTensor, target: torch.Tensor) -> int:
+    """Write the sum or mean of all sources, taken in float32, once.
+
+    Returns:
+        How many finite results overflow the target's dtype.
+    """
     total = torch.zeros(numel(planned.shape), dtype=torch.float32)
     for move in planned.moves:
         values = _stored_values(plan, source, move.stored_name).float()
@@ -37,8 +40,9 @@ def reduce_into(
         view.add_(_picked(values, move))
     if planned.reduces == "mean":
         total /= len(planned.moves)
-    target.copy_(total.view(planned.shape))
-    return []
+    total = total.view(planned.shape)
+    target.copy_(total)
+    return count_overflows(total, target) if can_overflow(total.dtype, target.dtype) else 0
 
 
 def check_agreement(plan: Plan, source: Source, planned: PlannedTensor) -> float:

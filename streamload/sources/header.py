@@ -21,6 +21,10 @@ __all__ = ["MAX_HEADER_BYTES", "loads_strictly", "read_header"]
 # The reference implementation's limit; a legal header above it is named as such.
 MAX_HEADER_BYTES = 100_000_000
 _U64 = 1 << 64
+# What torch can address, and what the reference's JSON reader nests and holds as a number.
+_I64 = 1 << 63
+_MAX_DEPTH = 124
+_MAX_NUMBER = 1.7976931348623157e308
 _ENTRY_BYTES = 64  # about what one tensor takes in a header
 _LFS_POINTER = b"version https://git-lfs"
 
@@ -178,27 +182,30 @@ def _entry_fault(name: str, info: Any, data_bytes: int) -> str | None:
     if not name.isascii() and not _encodable(name):
         return "the name is not valid Unicode"
     if type(info) is not dict:
-        return f"the entry is {info!r}, expected an object"
+        return f"the entry is {_shown(info)}, expected an object"
+    if len(info) > 3 and not _is_plain(info, _MAX_DEPTH):
+        return "the entry holds a value that is not plain JSON"
     dtype_name, shape, offsets = info.get("dtype"), info.get("shape"), info.get("data_offsets")
     if type(dtype_name) is not str:
-        return f"dtype is {dtype_name!r}, expected a string"
+        return f"dtype is {_shown(dtype_name)}, expected a string"
     dtype = BY_NAME.get(dtype_name)
     if dtype is None:
         return f"unknown dtype {dtype_name!r}"
     if type(shape) is not list:
-        return f"shape is {shape!r}, expected a list"
-    bits = dtype.bits
+        return f"shape is {_shown(shape)}, expected a list"
+    bits, reach = dtype.bits, 1
     for size in shape:
         if type(size) is not int or not 0 <= size < _U64:
-            return f"shape {shape!r} is not a list of sizes"
+            return f"shape {_shown(shape)} is not a list of sizes"
         bits *= size
-        if bits >= _U64 * 8:
-            return f"shape {shape!r} has more elements than there can be"
+        reach *= max(size, 1)
+        if bits >= _U64 * 8 or reach >= _I64:
+            return f"shape {_shown(shape)} has more elements than there can be"
     if type(offsets) is not list or len(offsets) != 2:
-        return f"data_offsets is {offsets!r}, expected two numbers"
+        return f"data_offsets is {_shown(offsets)}, expected two numbers"
     begin, end = offsets
     if type(begin) is not int or type(end) is not int or not 0 <= begin <= end < _U64:
-        return f"data_offsets {offsets!r} is not a range of bytes"
+        return f"data_offsets {_shown(offsets)} is not a range of bytes"
     if bits != (end - begin) * 8:
         return (
             f"{dtype_name} {shape!r} needs {bits / 8:g} bytes, data_offsets {offsets!r} "
@@ -207,6 +214,30 @@ def _entry_fault(name: str, info: Any, data_bytes: int) -> str | None:
     if end > data_bytes:
         return f"ends at byte {end} of the data, but only {data_bytes} bytes are there: cut short"
     return None
+
+
+def _is_plain(value: object, depth: int) -> bool:
+    """True for what every JSON reader takes: Unicode text, numbers of 64-bit floats, not deep.
+
+    Fields beyond the format's three are left out, but a file that only we could read is none.
+    """
+    if depth == 0:
+        return False
+    if isinstance(value, dict):
+        return all(_encodable(k) and _is_plain(v, depth - 1) for k, v in value.items())
+    if isinstance(value, list):
+        return all(_is_plain(part, depth - 1) for part in value)
+    if isinstance(value, str):
+        return _encodable(value)
+    return not isinstance(value, int | float) or -_MAX_NUMBER <= value <= _MAX_NUMBER
+
+
+def _shown(value: object) -> str:
+    """A value for a message: short, whatever the file holds."""
+    if isinstance(value, int) and abs(value) >= 1 << 128:
+        return "a huge number"
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _encodable(name: str) -> bool:

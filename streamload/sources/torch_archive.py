@@ -25,6 +25,8 @@ _LOCAL = struct.Struct("<4sHHHHHIIIHH")
 _MAX_COMMENT_BYTES = 0xFFFF
 _MAX_DIRECTORY_BYTES = 256 << 20
 _ENCRYPTED = 0x1
+# Flags of writers of plain records: sizes behind the data, and names in UTF-8.
+_PLAIN_FLAGS = 0x808 | _ENCRYPTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +149,11 @@ def _find_directory(file: OpenFile) -> tuple[int, int, int]:
     if locator_at >= 0:
         locator = file.read(locator_at, _LOCATOR64.size)
         if locator.startswith(b"PK\6\7"):
-            end = _LOCATOR64.unpack(locator)[2]
-            if end + _END64.size > locator_at:
+            _, disk, end, disks = _LOCATOR64.unpack(locator)
+            if end + _END64.size > locator_at or disk or disks != 1:
                 raise _bad(file, "the end of its directory lies outside the file")
             fields = _END64.unpack(file.read(end, _END64.size))
-            if fields[0] != b"PK\6\6":
+            if fields[0] != b"PK\6\6" or fields[4] or fields[5] or fields[6] != fields[7]:
                 raise _bad(file, "the end of its directory is not where it should be")
             count, size, start = fields[7], fields[8], fields[9]
     if start + size > end or count * _CENTRAL.size > size:
@@ -183,6 +185,8 @@ def _read_entry(file: OpenFile, data: bytes, position: int) -> tuple[Record, int
         offset = next(values) if wanted[2] else offset
     if method == 0 and packed != nbytes:
         raise _bad(file, "an entry of its directory has two sizes")
+    if flags & ~_PLAIN_FLAGS or fields[13]:
+        raise _bad(file, "an entry of its directory is of a kind that torch does not write")
     record = Record(
         name=data[name_at:extra_at],
         header_offset=offset,

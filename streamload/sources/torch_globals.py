@@ -72,13 +72,13 @@ _TENSOR_TYPES = frozenset(
 )
 
 
-def storage_of(pid: object) -> StorageRef:
+def storage_of(pid: object, *, legacy: bool = False) -> StorageRef:
     """The storage a persistent id stands for.
 
     ``("storage", type, key, location, numel)``, and before the zip format a sixth part:
     None or ``(view key, first element, elements)``.
     """
-    if not (isinstance(pid, tuple) and len(pid) in (5, 6) and pid[0] == "storage"):
+    if not (isinstance(pid, tuple) and len(pid) == 5 + legacy and pid[0] == "storage"):
         raise Malformed("a persistent id that is no storage")
     kind, key, numel = pid[1], pid[2], pid[4]
     if not isinstance(kind, Global) or kind.module not in _STORAGE_MODULES:
@@ -87,7 +87,7 @@ def storage_of(pid: object) -> StorageRef:
     if dtype is None or not isinstance(key, str) or not _is_size(numel):
         raise Malformed("a storage record of the wrong form")
     start = 0
-    view = pid[5] if len(pid) == 6 else None
+    view = pid[5] if legacy else None
     if view is not None:
         if not (isinstance(view, tuple) and len(view) == 3 and _is_size(view[1])):
             raise Malformed("a storage view of the wrong form")
@@ -126,7 +126,7 @@ def _is_size(value: object) -> bool:
 
 
 def _sizes(value: object) -> Shape:
-    if not isinstance(value, tuple | list) or len(value) > _MAX_DIMS:
+    if not isinstance(value, tuple) or len(value) > _MAX_DIMS:
         raise Malformed("a shape that is no list of sizes")
     if not all(_is_size(size) for size in value):
         raise Malformed("a shape that is no list of sizes")
@@ -134,7 +134,7 @@ def _sizes(value: object) -> Shape:
 
 
 def _tensor(args: Args, dtype: object, bits: object = None) -> object:
-    if len(args) < 4 or not isinstance(args[0], StorageRef) or not _is_size(args[1]):
+    if not isinstance(args[0], StorageRef) or not _is_size(args[1]):
         raise Malformed("a tensor record of the wrong form")
     offset = args[1]
     assert isinstance(offset, int)
@@ -150,7 +150,11 @@ def _tensor(args: Args, dtype: object, bits: object = None) -> object:
         raise Malformed("a tensor without an element type")
     if dtype not in BY_TORCH_NAME:
         return UnusableTensor(f"of element type torch.{dtype}")
-    flags = bits if isinstance(bits, dict) else {}
+    if args[4:5] == (True,) and not _is_differentiable(dtype):
+        raise Malformed(f"a tensor of {dtype} with gradients")
+    if bits is not None and not isinstance(bits, dict):
+        raise Malformed("a tensor record of the wrong form")
+    flags = bits or {}
     return TensorRef(
         storage,
         dtype,
@@ -162,25 +166,39 @@ def _tensor(args: Args, dtype: object, bits: object = None) -> object:
     )
 
 
+def _is_differentiable(dtype: str) -> bool:
+    return BY_TORCH_NAME[dtype].kind in ("float", "float8", "complex")
+
+
+def _tensor_v1(args: Args) -> object:
+    if len(args) != 4:
+        raise Malformed("a tensor record of the wrong form")
+    return _tensor(args, None)
+
+
 def _tensor_v2(args: Args) -> object:
+    if len(args) not in (6, 7) or type(args[4]) is not bool:
+        raise Malformed("a tensor record of the wrong form")
     return _tensor(args, None, args[6] if len(args) > 6 else None)
 
 
 def _tensor_v3(args: Args) -> object:
-    if len(args) < 7:
+    if len(args) not in (7, 8) or type(args[4]) is not bool:
         raise Malformed("a tensor record of the wrong form")
     return _tensor(args, args[6], args[7] if len(args) > 7 else None)
 
 
 def _parameter(args: Args) -> object:
-    if not args or not isinstance(args[0], TensorRef | UnusableTensor):
+    if len(args) not in (3, 4) or not isinstance(args[0], TensorRef | UnusableTensor):
         raise Malformed("a parameter without a tensor")
+    if type(args[1]) is not bool:
+        raise Malformed("a parameter record of the wrong form")
     return args[0]
 
 
 def _from_type(args: Args) -> object:
     # (function, type, its arguments, attributes): a tensor with attributes of its own.
-    if len(args) < 3 or not isinstance(args[1], Global):
+    if len(args) != 4 or not isinstance(args[1], Global):
         raise Malformed("a tensor record of the wrong form")
     if (args[1].module, args[1].name) not in _TENSOR_TYPES:
         raise Malformed(f"a tensor of type {args[1]}")
@@ -225,7 +243,7 @@ def _opaque(_args: Args) -> object:
 
 
 _REBUILDERS: dict[tuple[str, str], Callable[[Args], object]] = {
-    ("torch._utils", "_rebuild_tensor"): _tensor_v2,
+    ("torch._utils", "_rebuild_tensor"): _tensor_v1,
     ("torch._utils", "_rebuild_tensor_v2"): _tensor_v2,
     ("torch._utils", "_rebuild_tensor_v3"): _tensor_v3,
     ("torch._utils", "_rebuild_parameter"): _parameter,

@@ -20,7 +20,7 @@ _FIRST_WINDOW_BYTES = 256 << 10
 _PROTOCOL_VERSION = 1001
 
 
-def read_legacy(file: OpenFile) -> tuple[object, dict[str, Region]]:
+def read_legacy(file: OpenFile) -> tuple[Pickled, dict[str, Region]]:
     """The pickled object and where each storage that a tensor uses lies.
 
     Raises:
@@ -37,7 +37,7 @@ def read_legacy(file: OpenFile) -> tuple[object, dict[str, Region]]:
             if window >= min(file.size_bytes, MAX_PICKLE_BYTES):
                 raise
             window *= 4
-    return root.value, _find_storages(file, root, keys)
+    return root, _find_storages(file, root, keys)
 
 
 def _read_pickles(data: bytes) -> tuple[Pickled, Pickled]:
@@ -45,7 +45,7 @@ def _read_pickles(data: bytes) -> tuple[Pickled, Pickled]:
     if version.value != _PROTOCOL_VERSION:
         raise Malformed(f"protocol version {shown(version.value)}, expected {_PROTOCOL_VERSION}")
     machine = read_pickle(data, version.end)
-    root = read_pickle(data, machine.end)
+    root = read_pickle(data, machine.end, legacy=True)
     return root, read_pickle(data, root.end)
 
 

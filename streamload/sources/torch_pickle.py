@@ -8,11 +8,18 @@ every size is bounded by the bytes that are really there.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from streamload.sources.torch_globals import is_known, rebuild, storage_of
-from streamload.sources.torch_records import Global, Malformed, StorageRef, is_key, shown
+from streamload.sources.torch_records import (
+    Global,
+    Malformed,
+    StorageRef,
+    TensorRef,
+    is_key,
+    shown,
+)
 
 __all__ = ["MAX_PICKLE_BYTES", "Pickled", "RefusedGlobal", "Truncated", "read_pickle"]
 
@@ -41,38 +48,43 @@ class Pickled:
         value: the object, of plain containers and inert records.
         end: position after the pickle.
         storages: every storage it names, by key.
+        tensors: every strided tensor it describes, wherever it is.
     """
 
     value: object
     end: int
     storages: Mapping[str, StorageRef]
+    tensors: Sequence[TensorRef]
 
 
-def read_pickle(data: bytes, start: int = 0) -> Pickled:
-    """The object pickled at ``data[start:]``.
+def read_pickle(data: bytes, start: int = 0, *, legacy: bool = False) -> Pickled:
+    """The object pickled at ``data[start:]``; ``legacy`` of the format before the zip one.
 
     Raises:
         Malformed: damaged (Truncated: too short), or it names what may not be read
             (RefusedGlobal).
     """
-    machine = _Machine(data, start)
+    machine = _Machine(data, start, legacy)
     try:
         result = machine.run()
     except (IndexError, KeyError) as error:
         raise Malformed("an opcode finds nothing on the stack or in the memo") from error
     except UnicodeDecodeError as error:
         raise Malformed("text that is not UTF-8") from error
-    return Pickled(result, machine.position, machine.storages)
+    return Pickled(result, machine.position, machine.storages, machine.tensors)
 
 
 class _Machine:
-    def __init__(self, data: bytes, start: int) -> None:
+    def __init__(self, data: bytes, start: int, legacy: bool) -> None:
+        self.legacy = legacy
         self.data = data
         self.position = start
         self.stack: list[object] = []
-        self.marks: list[int] = []
+        # Stacks below the marks: nothing reaches through a mark.
+        self.marks: list[list[object]] = []
         self.memo: dict[int, object] = {}
         self.storages: dict[str, StorageRef] = {}
+        self.tensors: list[TensorRef] = []
 
     def run(self) -> object:
         data, stop, count = self.data, len(self.data), 0
@@ -80,7 +92,7 @@ class _Machine:
             opcode = data[self.position]
             self.position += 1
             if opcode == 0x2E:  # STOP
-                return self.stack.pop()
+                return self.result()
             action = _ACTIONS.get(opcode)
             if action is None:
                 raise Malformed(f"the pickle opcode {opcode:#04x}, which torch.save does not write")
@@ -90,6 +102,15 @@ class _Machine:
                 raise Malformed(f"more than {_MAX_OPCODES} opcodes")
         raise Truncated("it ends early")
 
+    def result(self) -> object:
+        if len(self.stack) != 1 or self.marks:
+            raise Malformed("it ends with more or less than one object")
+        return self.stack[0]
+
+    def mark(self) -> None:
+        self.marks.append(self.stack)
+        self.stack = []
+
     def take(self, count: int) -> bytes:
         end = self.position + count
         if end > len(self.data):
@@ -97,6 +118,10 @@ class _Machine:
         part = self.data[self.position : end]
         self.position = end
         return part
+
+    def frame(self) -> None:
+        if self.number(8) > len(self.data) - self.position:
+            raise Truncated("it ends early")
 
     def number(self, count: int) -> int:
         return int.from_bytes(self.take(count), "little")
@@ -113,9 +138,7 @@ class _Machine:
         return part
 
     def items(self) -> list[object]:
-        height = self.marks.pop()
-        part = self.stack[height:]
-        del self.stack[height:]
+        part, self.stack = self.stack, self.marks.pop()
         return part
 
     def push_global(self, module: object, name: object) -> None:
@@ -148,7 +171,7 @@ class _Machine:
             raise Malformed("attributes for something that is no dictionary")
 
     def load_storage(self) -> None:
-        ref = storage_of(self.stack.pop())
+        ref = storage_of(self.stack.pop(), legacy=self.legacy)
         first = self.storages.setdefault(ref.key, ref)
         if (first.dtype, first.numel) != (ref.dtype, ref.numel):
             raise Malformed(f"two descriptions of the storage {ref.key!r}")
@@ -156,7 +179,10 @@ class _Machine:
 
     def call(self) -> None:
         args = self.stack.pop()
-        self.stack[-1] = rebuild(self.stack[-1], args)
+        made = rebuild(self.stack[-1], args)
+        if isinstance(made, TensorRef):
+            self.tensors.append(made)
+        self.stack[-1] = made
 
 
 Action = Callable[[_Machine], object]
@@ -205,6 +231,21 @@ def _dict_from_mark(m: _Machine) -> None:
     m.stack.append(target)
 
 
+def _append_items(m: _Machine) -> None:
+    values = m.items()
+    m.extend(values)
+
+
+def _list_from_mark(m: _Machine) -> None:
+    values = m.items()
+    m.stack.append(values)
+
+
+def _tuple_from_mark(m: _Machine) -> None:
+    values = m.items()
+    m.stack.append(tuple(values))
+
+
 def _set_item(m: _Machine) -> None:
     value, key = m.stack.pop(), m.stack.pop()
     m.update(m.stack[-1], [key, value])
@@ -235,7 +276,7 @@ def _instance(m: _Machine) -> None:
 
 
 _ACTIONS: dict[int, Action] = {
-    ord("("): lambda m: m.marks.append(len(m.stack)),
+    ord("("): _Machine.mark,
     ord("0"): lambda m: m.stack.pop(),
     ord("1"): lambda m: m.items(),
     ord("2"): lambda m: m.stack.append(m.stack[-1]),
@@ -253,16 +294,16 @@ _ACTIONS: dict[int, Action] = {
     ord("c"): lambda m: m.push_global(m.line(), m.line()),
     ord("d"): _dict_from_mark,
     ord("}"): lambda m: m.stack.append({}),
-    ord("e"): lambda m: m.extend(m.items()),
+    ord("e"): _append_items,
     ord("h"): _get(1),
     ord("i"): _instance,
     ord("j"): _get(4),
-    ord("l"): lambda m: m.stack.append(m.items()),
+    ord("l"): _list_from_mark,
     ord("]"): lambda m: m.stack.append([]),
     ord("q"): _put(1),
     ord("r"): _put(4),
     ord("s"): _set_item,
-    ord("t"): lambda m: m.stack.append(tuple(m.items())),
+    ord("t"): _tuple_from_mark,
     ord(")"): _push(()),
     ord("u"): _set_items,
     ord("G"): lambda m: m.stack.append(struct.unpack(">d", m.take(8))[0]),
@@ -281,9 +322,9 @@ _ACTIONS: dict[int, Action] = {
     0x8D: _text(8),
     0x8E: _bytes(8),
     0x8F: lambda m: m.stack.append([]),  # EMPTY_SET: a list will do
-    0x90: lambda m: m.extend(m.items()),
-    0x91: lambda m: m.stack.append(m.items()),
+    0x90: _append_items,  # ADDITEMS
+    0x91: _list_from_mark,  # FROZENSET
     0x93: _stack_global,
     0x94: lambda m: m.memo.__setitem__(len(m.memo), m.stack[-1]),
-    0x95: lambda m: m.take(8),  # FRAME
+    0x95: _Machine.frame,
 }

@@ -16,8 +16,14 @@ from streamload.sources.files import BlockSource, OpenFile
 from streamload.sources.torch_archive import Archive, read_archive
 from streamload.sources.torch_layout import Region, StoredTensor, place, read_values
 from streamload.sources.torch_legacy import LEGACY_START, read_legacy
-from streamload.sources.torch_pickle import MAX_PICKLE_BYTES, RefusedGlobal, Truncated, read_pickle
-from streamload.sources.torch_records import Malformed
+from streamload.sources.torch_pickle import (
+    MAX_PICKLE_BYTES,
+    Pickled,
+    RefusedGlobal,
+    Truncated,
+    read_pickle,
+)
+from streamload.sources.torch_records import Malformed, shown
 from streamload.sources.torch_tree import find_weights
 from streamload.specs import Catalog, Extent
 
@@ -27,6 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["TorchFile", "TorchSource", "open_torch", "read_torch_file"]
 
 _SNIFFED_BYTES = 512
+# caffe2/serialize/versions.h: what torch reads, and where it is noted.
+_LAST_VERSION = 10
+_VERSION_RECORDS = (b".data/version", b"version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +117,7 @@ def read_torch_file(file: OpenFile) -> TorchFile:
     if not legacy and not start.startswith(b"PK\3\4"):
         raise CheckpointError(_what_else(start), path=file.path)
     try:
-        root, regions, big_endian = _read_old(file) if legacy else _read_zip(file)
+        pickled, regions, big_endian = _read_old(file) if legacy else _read_zip(file)
     except RefusedGlobal as error:
         raise CheckpointError(
             f"{error}, a class or function that is not loaded from a file: it could run "
@@ -119,11 +128,12 @@ def read_torch_file(file: OpenFile) -> TorchFile:
         raise CheckpointError(f"was cut short: {error}", path=file.path) from error
     except Malformed as error:
         raise CheckpointError(f"damaged pickle: {error}", path=file.path) from error
-    weights = find_weights(root, path=file.path)
+    weights = find_weights(pickled.value, path=file.path)
     tensors = {
         name: place(name, record, regions, path=file.path, big_endian=big_endian)
         for name, record in weights.tensors.items()
     }
+    _check_unused(pickled, set(map(id, weights.tensors.values())), regions, path=file.path)
     notices = weights.notices
     if legacy:
         notices = (
@@ -139,26 +149,60 @@ def read_torch_file(file: OpenFile) -> TorchFile:
     return TorchFile(file, tensors, notices, checksums)
 
 
-def _read_old(file: OpenFile) -> tuple[object, Mapping[str, Region], bool]:
+def _read_old(file: OpenFile) -> tuple[Pickled, Mapping[str, Region], bool]:
     root, regions = read_legacy(file)
     return root, regions, False
 
 
-def _read_zip(file: OpenFile) -> tuple[object, Mapping[str, Region], bool]:
+def _read_zip(file: OpenFile) -> tuple[Pickled, Mapping[str, Region], bool]:
     archive = read_archive(file)
     folder = _torch_folder(archive)
+    # All of them, as torch does: a damaged directory may have hidden what it no longer lists.
+    places = {record.name: archive.locate(record) for record in archive.records.values()}
     order = archive.records.get(folder + b"byteorder")
     mark = b"little" if order is None else archive.read(order, max_bytes=16)
     if mark not in (b"little", b"big"):
         raise CheckpointError(f"has the unknown byte order {mark!r}", path=file.path)
     data = archive.read(archive.records[folder + b"data.pkl"], max_bytes=MAX_PICKLE_BYTES)
     pickled = read_pickle(data)
+    _check_version(archive, folder)
     regions: dict[str, Region] = {}
     for key in pickled.storages:
         record = archive.records.get(folder + b"data/" + key.encode("utf-8", "surrogatepass"))
         if record is not None:
-            regions[key] = Region(archive.locate(record), record.nbytes, record.checksum)
-    return pickled.value, regions, mark == b"big"
+            regions[key] = Region(places[record.name], record.nbytes, record.checksum)
+    return pickled, regions, mark == b"big"
+
+
+def _check_version(archive: Archive, folder: bytes) -> None:
+    """Refuse an archive without the number of its format, or with one that does not exist yet."""
+    name = next((n for n in _VERSION_RECORDS if folder + n in archive.records), None)
+    text = b"" if name is None else archive.read(archive.records[folder + name], max_bytes=64)
+    if not text.strip().isdigit() or not 1 <= int(text) <= _LAST_VERSION:
+        raise CheckpointError(
+            f"its record 'version' holds {text!r}, expected a number up to {_LAST_VERSION}",
+            path=archive.file.path,
+        )
+
+
+def _check_unused(
+    pickled: Pickled, used: set[int], regions: Mapping[str, Region], *, path: str
+) -> None:
+    """Refuse contradictions beside the weights too: a file that holds one is damaged.
+
+    ``used`` has the ids of the tensors that were looked at already.
+    """
+    for tensor in pickled.tensors:
+        if id(tensor) not in used:
+            place("(beside the weights)", tensor, regions, path=path)
+    for key, ref in pickled.storages.items():
+        region = regions.get(key)
+        if region is None or region.nbytes != ref.numel * ref.itemsize:
+            have = "is not there" if region is None else f"has {region.nbytes} bytes"
+            raise CheckpointError(
+                f"the storage {shown(key)} {have}, expected {ref.numel} elements of {ref.dtype}",
+                path=path,
+            )
 
 
 def _torch_folder(archive: Archive) -> bytes:
@@ -172,6 +216,10 @@ def _torch_folder(archive: Archive) -> bytes:
             f"is a zip archive, but not one that torch.save wrote (it holds {shown})", path=path
         )
     folder = names[0].removesuffix(b"data.pkl")
+    if not all(name.startswith(folder) for name in archive.records):
+        raise CheckpointError(
+            "damaged zip archive: not all of its records are in one folder", path=path
+        )
     if folder + b"constants.pkl" in archive.records:
         raise CheckpointError(
             "is a TorchScript archive: a program with its weights, which is not run; save "

@@ -51,6 +51,7 @@ def archive(path: Path, pickled: bytes, storages: dict[str, bytes] | None = None
     """A torch archive with a pickle made by hand."""
     with zipfile.ZipFile(path, "w") as out:
         out.writestr("x/data.pkl", pickled)
+        out.writestr("x/version", "3\n")
         for key, data in (storages or {}).items():
             out.writestr(f"x/data/{key}", data)
     return path

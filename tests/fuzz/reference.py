@@ -1,0 +1,99 @@
+"""A second, independent reading of torch files: Python's own pickle with a short list of names.
+
+For pickles of later protocols and odd but legal opcodes, which ``torch.load(weights_only=True)``
+does not take and streamload does.
+"""
+
+from __future__ import annotations
+
+import collections
+import io
+import pickle
+import struct
+import zipfile
+from typing import Any
+
+import torch
+
+__all__ = ["by_pickle"]
+
+_NAMES: dict[tuple[str, str], Any] = {
+    ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
+    ("torch._utils", "_rebuild_parameter"): torch._utils._rebuild_parameter,
+    ("collections", "OrderedDict"): collections.OrderedDict,
+}
+_STORAGES = {
+    "FloatStorage": torch.float32, "DoubleStorage": torch.float64, "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "BoolStorage": torch.bool,
+    "UntypedStorage": torch.uint8,
+}  # fmt: skip
+
+
+_BESIDE = {
+    ("torch", "device"), ("builtins", "set"), ("__builtin__", "set"), ("torch", "Size"),
+    ("torch._utils", "_rebuild_sparse_tensor"), ("_codecs", "encode"),
+    ("torch.serialization", "_get_layout"), ("collections", "defaultdict"),
+    ("torch.nn.parameter", "Parameter"), ("torch._tensor", "_rebuild_from_type_v2"),
+    ("torch", "float16"),
+}  # fmt: skip
+
+
+def _nothing(*_arguments: object) -> None:
+    """Stands for calls beside the weights."""
+
+
+class _Reader(pickle.Unpickler):
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream)
+        self.storages: dict[str, torch.UntypedStorage] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module in ("torch", "torch.storage") and name in _STORAGES:
+            return _STORAGES[name]
+        if (module, name) in _BESIDE:
+            return _nothing
+        return _NAMES[module, name]
+
+    def persistent_load(self, pid: Any) -> Any:
+        _, dtype, key, _, numel, *_ = pid
+        nbytes = numel * dtype.itemsize
+        if not 0 <= nbytes <= 1 << 20:
+            raise ValueError("a storage that no seed has")
+        storage = self.storages.setdefault(key, torch.UntypedStorage(nbytes))
+        return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def _fill(storage: torch.UntypedStorage, data: bytes) -> None:
+    if len(data) != storage.nbytes():
+        raise ValueError("a storage of another size")
+    if data:
+        torch.tensor([], dtype=torch.uint8).set_(storage).copy_(
+            torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        )
+
+
+def by_pickle(path: str) -> Any:
+    """The object in the file.
+
+    Raises:
+        Exception: of any kind, where this reading does not take the file either.
+    """
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            (name,) = [n for n in archive.namelist() if n.endswith("/data.pkl")]
+            reader = _Reader(io.BytesIO(archive.read(name)))
+            tree = reader.load()
+            for key, storage in reader.storages.items():
+                _fill(storage, archive.read(name.removesuffix("data.pkl") + f"data/{key}"))
+        return tree
+    with open(path, "rb") as file:
+        stream = io.BytesIO(file.read())
+    for _ in range(3):
+        pickle.Unpickler(stream).load()
+    reader = _Reader(stream)
+    tree = reader.load()
+    for key in pickle.Unpickler(stream).load():
+        (count,) = struct.unpack("<q", stream.read(8))
+        storage = reader.storages[key]
+        _fill(storage, stream.read(storage.nbytes()) if count >= 0 else b"")
+    return tree

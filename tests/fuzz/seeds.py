@@ -1,0 +1,85 @@
+"""Small, legal checkpoints of every kind that mutations start from."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import torch
+from safetensors.torch import save
+
+__all__ = ["MIXED", "SHARDS", "index_text", "legacy_seeds", "safetensors_seeds", "zip_seeds"]
+
+MIXED = {
+    "a.weight": torch.arange(6, dtype=torch.float32).reshape(2, 3) - 2.5,
+    "b": torch.tensor([1.5, float("inf"), float("nan")], dtype=torch.bfloat16),
+    "c": torch.tensor([[7, -1]], dtype=torch.int64),
+    "d.mask": torch.tensor([True, False, True]),
+    "e": torch.tensor(0.25, dtype=torch.float64),
+    "f": torch.empty(0, 4),
+    "g": torch.arange(5, dtype=torch.uint8),
+}
+SHARDS = {
+    "one.safetensors": {"a": torch.arange(4.0), "b": torch.tensor([3, 4])},
+    "two.safetensors": {"c": torch.full((2, 2), 0.5, dtype=torch.float16)},
+}
+
+
+def safetensors_seeds() -> list[bytes]:
+    """Whole files, one without tensors among them."""
+    return [
+        save(MIXED, metadata={"format": "pt", "note": "x"}),
+        save({"w": torch.arange(8, dtype=torch.float16)}),
+        save({name: MIXED[name] for name in ("a.weight", "f", "g")}),
+        save({}, metadata={"format": "pt"}),
+    ]
+
+
+def index_text() -> str:
+    """The index over ``SHARDS``."""
+    weight_map = {name: shard for shard, tensors in SHARDS.items() for name in tensors}
+    return json.dumps({"metadata": {"total_size": 40}, "weight_map": weight_map})
+
+
+def _objects() -> list[object]:
+    base = torch.arange(24, dtype=torch.float32)
+    flat = {name: MIXED[name] for name in ("a.weight", "b", "c", "e")}
+    return [
+        flat,
+        OrderedDict(flat),
+        {
+            "state_dict": {"w": torch.nn.Parameter(base[:6].reshape(2, 3)), "v": base[6:8]},
+            "epoch": 3,
+            "optimizer": {"state": {0: {"step": torch.tensor(1.0)}}, "lr": 0.1},
+        },
+        {"t": base.reshape(4, 6).t(), "row": base[6:12], "same": base, "half": base[::2].half()},
+    ]
+
+
+def _saved(value: object, *, zipped: bool) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer, _use_new_zipfile_serialization=zipped)
+    return buffer.getvalue()
+
+
+def zip_seeds() -> list[bytes]:
+    """What ``torch.save`` writes."""
+    return [_saved(value, zipped=True) for value in _objects()]
+
+
+def legacy_seeds() -> list[bytes]:
+    """What ``torch.save`` wrote before the zip format."""
+    return [_saved(value, zipped=False) for value in _objects()]
+
+
+def tensors_of(tree: object, prefix: str = "") -> Mapping[str, torch.Tensor]:
+    """Every tensor in nested dictionaries, by dotted path."""
+    if isinstance(tree, torch.Tensor):
+        return {prefix.removesuffix("."): tree}
+    found: dict[str, torch.Tensor] = {}
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            found.update(tensors_of(value, f"{prefix}{key}."))
+    return found
