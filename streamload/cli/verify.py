@@ -10,7 +10,7 @@ import click
 from streamload.cli.options import common_options, given
 from streamload.cli.progress import progress_bar
 from streamload.cli.tables import say
-from streamload.cli.types import BYTES, DTYPE
+from streamload.cli.types import BLOCK_BYTES, DTYPE
 
 
 @click.command(
@@ -21,7 +21,7 @@ from streamload.cli.types import BYTES, DTYPE
 @click.option("--dtype", type=DTYPE, help="With --against: compare after a cast to it.")
 @click.option("--strict", is_flag=True, help="NaN and infinite values are a failure too.")
 @click.option("--workers", type=click.IntRange(min=1), help="Threads that read.")
-@click.option("--chunk-bytes", type=BYTES, help="Size of a block, like 4MiB.")
+@click.option("--chunk-bytes", type=BLOCK_BYTES, help="Size of a block, like 4MiB.")
 @common_options
 def command(path: str, strict: bool, as_json: bool, **options: Any) -> None:
     """Read all of the checkpoint at PATH once, and say what is odd or damaged.

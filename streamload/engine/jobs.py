@@ -18,6 +18,7 @@ __all__ = ["Job", "JobQueue", "Reader", "jobs_of"]
 
 # How far the page cache is asked to read ahead of the workers.
 READAHEAD_BYTES = 48 << 20
+_MOST_AHEAD = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class JobQueue:
         """The next job, or None at the end; and extents that are due soon."""
         due: list[Extent] = []
         with self._lock:
-            while self._ahead_bytes < READAHEAD_BYTES:
+            while self._ahead_bytes < READAHEAD_BYTES and len(self._ahead) < _MOST_AHEAD:
                 job = next(self._jobs, None)
                 if job is None:
                     break
