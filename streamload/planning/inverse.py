@@ -11,6 +11,7 @@ from streamload.mapping.layout import Layout, LayoutError, inverse
 from streamload.mapping.rules import NameMap, Rule
 from streamload.planning.problems import listed
 from streamload.planning.records import Plan, PlannedTensor, PlanOptions, Targets
+from streamload.planning.summary import layer_problem
 from streamload.report import LoadedTensor, LoadReport
 from streamload.specs import Move, Shape, TensorSpec, contiguous_strides, numel
 
@@ -80,6 +81,10 @@ def _plain(draft: _Draft, name: str) -> None:
 def _walk(draft: _Draft, name_map: NameMap, first_name: Mapping[str, str]) -> None:
     """Every rule whose targets the module has; an alias of a tie already written is left out."""
     written: set[str] = set()
+    absurd = layer_problem(name_map, len(draft.stored))
+    if absurd:
+        draft.problems.append(absurd)
+        return
     for rule, layer in name_map.expand():
         locals_ = tuple(template.fill(layer=layer) for template in rule.target_templates)
         if not locals_ or not all(name in draft.stored for name in locals_):
