@@ -178,6 +178,21 @@ class TestOtherModules:
         with pytest.raises(streamload.PlanError, match="'w'"):
             streamload.export(module, tmp_path / "o.safetensors", mapping={"stored": "other"})
 
+    def test_uneven_parts_of_heads_are_refused(self, tmp_path):
+        module = bag_of({"w": values(1, 12, 5), "v": values(2, 18, 5)}, device="cpu")
+        table = NameMap((Rule("fused", ("w", "v"), HeadSplit(3, 2)),))
+        with pytest.raises(streamload.PlanError, match=r"'w', 'v'.*equal parts"):
+            streamload.export(module, tmp_path / "o.safetensors", mapping=table)
+        assert os.listdir(tmp_path) == []
+
+    @pytest.mark.parametrize("other", [Rule("x", "v"), Rule("x", "v", Transpose())])
+    def test_two_tensors_under_one_published_name_are_refused(self, tmp_path, other):
+        module = bag_of({"w": values(1, 3, 3), "v": values(2, 3, 3)}, device="cpu")
+        table = NameMap((Rule("x", "w"), other))
+        with pytest.raises(streamload.PlanError, match=r"'x' would be written twice.*'w'.*'v'"):
+            streamload.export(module, tmp_path / "o.safetensors", mapping=table)
+        assert os.listdir(tmp_path) == []
+
     def test_a_module_without_values(self, tmp_path):
         with pytest.raises(streamload.PlanError, match=r"'tok_embed\.weight'.*meta"):
             streamload.export(meta_gpt2(), tmp_path / "out")

@@ -65,6 +65,18 @@ class Rule:
             Template(text)  # raises ValueError on a malformed template
         if not self.sources:
             raise ValueError("a Rule needs at least one source")
+        self._check_places()
+
+    def _check_places(self) -> None:
+        """Placeholders must be fillable both ways: bind fills targets, an export sources."""
+        by_layer = [t.has("layer") for t in self.source_templates]
+        if any(by_layer) != all(by_layer):
+            raise ValueError(f"sources {self.sources}: {{layer}} must be in all of them or in none")
+        for target in self.target_templates:
+            if target.has("rank"):
+                raise ValueError(f"target {target.text!r}: {{rank}} may only stand in sources")
+            if target.has("layer") and not by_layer[0]:
+                raise ValueError(f"target {target.text!r} has {{layer}}, its sources have not")
 
     @property
     def ignores(self) -> bool:
