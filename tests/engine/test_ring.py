@@ -119,7 +119,7 @@ def test_values_that_overflow_are_counted_on_the_device():
 
 
 def test_values_cut_to_the_largest_are_counted_on_the_device():
-    stored = {"plain.0": torch.ones(8, 8), "turned.0": torch.full((8, 8), 448.0)}
+    stored = stored_tensors(0)
     stored["plain.0"][0, :3] = torch.tensor([449.0, -1e4, float("inf")])
     stored["turned.0"][2, 1] = 1e30
     notices = run(FakeOps(), stored, dtype=torch.float8_e4m3fn).notices
