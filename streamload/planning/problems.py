@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from streamload.report import ShapeMismatch
@@ -13,7 +14,7 @@ __all__ = ["explain", "listed"]
 # Comparing every name with every other is quadratic: only the first few get a suggestion.
 _SUGGESTED = 5
 _COMPARED = 2000
-_SCALES = ("_scale_inv", "_scale", ".scales", "_scales", ".scale")
+_SCALE = re.compile("scale|absmax|amax", re.IGNORECASE)
 
 
 def listed(values: Iterable[object], most: int = 8) -> str:
@@ -54,7 +55,8 @@ def explain(
             f"on meta and not in any file ({len(left)}): {listed(map(repr, left))}; build the "
             "module under streamload.empty_weights(), which keeps buffers real"
         )
-    problems, notices = list(found), list(_scale_notices((*unexpected, *ignored), stored))
+    unused = (*unexpected, *(stored[name].name for name in ignored))
+    problems, notices = list(found), list(_scale_notices(unused, stored))
     (problems if strict else notices).extend(lines)
     if not loaded:
         problems.append("nothing would be loaded: no stored name fits the model")
@@ -73,13 +75,32 @@ def _with_hints(names: Sequence[str], others: Sequence[str]) -> str:
     return ", ".join(shown) + more
 
 
-def _scale_notices(unexpected: Sequence[str], stored: Mapping[str, TensorSpec]) -> Iterable[str]:
-    """An FP8 weight whose scale is not used must not pass as plain numbers."""
-    for name in unexpected:
-        for ending in _SCALES:
-            weight = stored.get(name.removesuffix(ending)) if name.endswith(ending) else None
-            if weight is not None and weight.dtype.startswith(("F8", "F6", "F4")):
+def _scale_notices(unused: Iterable[str], stored: Mapping[str, TensorSpec]) -> Iterable[str]:
+    """An FP8 weight whose scale is not used must not pass as plain numbers.
+
+    Makers of such files call the scale as they like, so that any name is taken for one that
+    speaks of a scale or a greatest value. It is the weight's whose name it begins with
+    (``w.weight_scale``), else that of all weights of its module (``w.scale``).
+    """
+    scales = [name for name in unused if _SCALE.search(_leaf(name))]
+    if not scales:
+        return
+    names = {spec.name: spec for spec in stored.values()}
+    weights: dict[str, list[TensorSpec]] = {}
+    for name, spec in names.items():
+        if spec.dtype.startswith(("F8", "F6", "F4")) and not _SCALE.search(_leaf(name)):
+            weights.setdefault(name.rpartition(".")[0], []).append(spec)
+    for scale in scales:
+        starts = [scale[:at] for at in range(len(scale) - 1, 0, -1) if scale[at] in "._"]
+        owner = next((names[start] for start in starts if start in names), None)
+        beside = weights.get(scale.rpartition(".")[0], ())
+        for weight in beside if owner is None else [owner]:
+            if weight in weights.get(weight.name.rpartition(".")[0], ()):
                 yield (
-                    f"{weight.name!r} is {weight.dtype} and its scale {name!r} is not applied: "
+                    f"{weight.name!r} is {weight.dtype} and its scale {scale!r} is not applied: "
                     "the values are off by that scale"
                 )
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]

@@ -237,6 +237,39 @@ class TestNames:
             assert any("scale 'w_scale_inv' is not applied" in n for n in made.report.notices)
         assert not build_plan(stored, None, targets(param("w"))).ok
 
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "l.scale", "l.scales", "l.scale_weight", "l.input_scale", "l.weight_scale_2",
+            "l.weight.absmax", "l.weight_amax", "l.weight_scale_inv", "l.weight.scale", "l.W_SCALE",
+        ],
+    )  # fmt: skip
+    @pytest.mark.parametrize("prefix", [None, "top"])
+    def test_whatever_the_scale_is_called(self, name, prefix):
+        start = f"{prefix}__" if prefix else ""
+        others = {"l__bias": (3,), "m__weight": ((2, 3), "F8_E5M2"), "m__shift": (3,)}
+        tensors = {"l__weight": ((2, 3), "F8_E4M3"), name: ((1,), "F32"), **others}
+        stored = catalog(**{start + n.replace(".", "__"): t for n, t in tensors.items()})
+        options = PlanOptions(strict=False, prefix=prefix)
+        full = start.replace("__", ".")
+        for mapper in (None, lambda n: n if n in ("l.weight", "m.weight") else None):
+            made = build_plan(
+                stored, mapper, targets(param("l.weight"), param("m.weight")), options
+            )
+            assert [n for n in made.report.notices if "not applied" in n] == [
+                f"'{full}l.weight' is F8_E4M3 and its scale '{full}{name}' is not applied: "
+                "the values are off by that scale"
+            ]
+
+    def test_a_scale_is_its_own_weights_only(self):
+        stored = catalog(
+            up=((2, 3), "F8_E4M3"), down=((2, 3), "F8_E4M3"), up_scale=(1,), norm__scale=(3,)
+        )
+        module = targets(param("up"), param("down"))
+        made = build_plan(stored, None, module, PlanOptions(strict=False))
+        (notice,) = [n for n in made.report.notices if "not applied" in n]
+        assert notice.startswith("'up' is F8_E4M3 and its scale 'up_scale'")
+
     def test_a_mapping_that_gives_no_name_is_a_type_error(self):
         with pytest.raises(TypeError, match="'w'"):
             build_plan(catalog(w=(2,)), lambda name: 7, targets(param("w")))
