@@ -35,7 +35,7 @@ class Built:
 
 def build(source: Source, settings: Settings) -> Built:
     """The empty reference model; of just the chosen layers if some are chosen."""
-    from streamload.models.registry import build_model, select_layers
+    from streamload.models.registry import LayersError, build_model, select_layers
 
     file_config, notices = find_config(source)
     config = file_config
@@ -45,6 +45,8 @@ def build(source: Source, settings: Settings) -> Built:
             settings = replace(settings, renumber=True)
         with empty_weights():
             model = build_model(config["model_type"], config)
+    except LayersError as error:
+        raise PlanError(printable(f"{source.path}: {error}")) from error
     except (ValueError, TypeError, RuntimeError) as error:  # torch's own, for absurd sizes
         text = printable(f"{source.path}: config.json: {error}")
         raise PlanError(text) from error

@@ -27,7 +27,7 @@ _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
 )
 @common_options
 def command(action: str, as_json: bool) -> None:
-    r"""Look after the converted copies that --cache keeps.
+    """Look after the converted copies that --cache keeps.
 
     \b
     ACTION is one of:

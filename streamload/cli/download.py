@@ -25,7 +25,7 @@ from streamload.cli.types import INDICES
 )
 @common_options
 def command(what: str, folder: str | None, as_json: bool, **options: Any) -> None:
-    r"""Fetch a checkpoint into DIR; what is there already is not fetched again.
+    """Fetch a checkpoint into DIR; what is there already is not fetched again.
 
     \b
     WHAT is one of:

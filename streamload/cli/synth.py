@@ -35,7 +35,7 @@ _ONLY_RAW = ("partitions", "hidden", "vocab_size", "sparse")
 @click.option("--sparse", is_flag=True, default=None, help=f"{_RAW}: full sizes, no data on disk.")
 @common_options
 def command(name: str, directory: str, as_json: bool, **options: Any) -> None:
-    r"""Write a checkpoint of random weights in the exact layout published under NAME.
+    """Write a checkpoint of random weights in the exact layout published under NAME.
 
     Nothing is downloaded. The same options give the same bytes.
 
