@@ -34,7 +34,7 @@ def command(action: str, as_json: bool) -> None:
       list    their sizes, ages and what they were made from (the default)
       verify  read all of them and compare checksums; exits with 1 if one is damaged
       clear   remove all of them
-    """
+    """  # noqa: D301 - click wants the backspace itself
     entries = clear_cache() if action == "clear" else list_cache()
     problems = [p for entry in entries for p in verify_entry(entry)] if action == "verify" else []
     if as_json:

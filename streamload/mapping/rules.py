@@ -23,8 +23,8 @@ def _texts(value: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
 
 def _check_transform(transform: object) -> None:
     """Refuse what is no transform here, where the table is written, not midway in a load."""
-    wanted = ("forward", "source_shapes")
-    if isinstance(transform, type) or not all(callable(getattr(transform, n, None)) for n in wanted):
+    methods = (getattr(transform, name, None) for name in ("forward", "source_shapes"))
+    if isinstance(transform, type) or not all(map(callable, methods)):
         shown = transform.__name__ if isinstance(transform, type) else repr(transform)
         raise TypeError(
             f"a Rule's transform is an object like Transpose() or Concat(0, (8, 8)), not {shown}"

@@ -93,7 +93,7 @@ def test_faults_of_our_own_keep_their_traceback():
         ("quantize='int8' needs torchao", "--quantize int8 needs torchao"),
         ("check_memory=False tries", "--no-check-memory tries"),
         ("base_url= is needed", "--base-url is needed"),
-        ("/data/mode=map/x: cut; 'dtype=f' is absent", "/data/mode=map/x: cut; 'dtype=f' is absent"),
+        ("/a/mode=map/x: cut; 'dtype=f' is lost", "/a/mode=map/x: cut; 'dtype=f' is lost"),
     ],
 )
 def test_keyword_arguments_are_spelled_as_options(text, shown):
