@@ -35,7 +35,7 @@ class Built:
 
 def build(source: Source, settings: Settings) -> Built:
     """The empty reference model; of just the chosen layers if some are chosen."""
-    from streamload.models.registry import build_model, select_layers
+    from streamload.models.registry import LayersError, build_model, select_layers
 
     file_config, notices = find_config(source)
     config = file_config
@@ -46,6 +46,8 @@ def build(source: Source, settings: Settings) -> Built:
             settings = replace(settings, renumber=True)
         with empty_weights():
             model = build_model(config["model_type"], config)
+    except LayersError as error:
+        raise PlanError(printable(f"{source.path}: {error}")) from error
     # torch's own errors, for absurd sizes, have its C++ stack on further lines.
     except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
         first = str(error).partition("\n")[0]

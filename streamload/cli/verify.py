@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from streamload.cli.errors import as_options
 from streamload.cli.options import common_options, given
 from streamload.cli.progress import progress_bar
 from streamload.cli.tables import say
@@ -39,6 +40,6 @@ def command(path: str, strict: bool, as_json: bool, **options: Any) -> None:
         raise click.UsageError("--dtype needs --against")
     with progress_bar("verifying") as progress:
         report = verify(path, progress=progress, **chosen)
-    say(json.dumps(report.to_dict()) if as_json else report.to_text())
+    say(json.dumps(report.to_dict()) if as_json else as_options(report.to_text()))
     if not report.ok or (strict and report.non_finite):
         raise SystemExit(1)

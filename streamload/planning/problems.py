@@ -9,12 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from streamload.report import ShapeMismatch
 from streamload.specs import TensorSpec
 
-__all__ = ["explain", "listed"]
+__all__ = ["explain", "fold", "listed"]
 
 # Comparing every name with every other is quadratic: only the first few get a suggestion.
 _SUGGESTED = 5
 _COMPARED = 2000
 _SCALE = re.compile("scale|absmax|amax", re.IGNORECASE)
+_NAMED = 3
+# A problem of one target, as ``place`` words it: "'stored name': 'target' reason".
+_OF_ONE = re.compile(r"(?:.+?): (?P<target>'[^']+') (?P<reason>.+)", re.DOTALL)
 
 
 def listed(values: Iterable[object], most: int = 8) -> str:
@@ -22,6 +25,24 @@ def listed(values: Iterable[object], most: int = 8) -> str:
     items = list(values)
     shown = ", ".join(map(str, items[:most]))
     return f"{shown}, … ({len(items)} in all)" if len(items) > most else shown
+
+
+def fold(problems: Sequence[str]) -> list[str]:
+    """Problems for one line: what many targets have in common is said once, with a few names."""
+    groups: dict[str, list[str]] = {}
+    for problem in problems:
+        match = _OF_ONE.fullmatch(problem)
+        groups.setdefault(match["reason"] if match else problem, []).append(problem)
+    folded = []
+    for reason, members in groups.items():
+        if len(members) == 1 or members[0] == reason:
+            folded.append(members[0])
+            continue
+        matches = (_OF_ONE.fullmatch(member) for member in members[:_NAMED])
+        names = ", ".join(match["target"] for match in matches if match)
+        more = ", …" if len(members) > _NAMED else ""
+        folded.append(f"each of {len(members)} tensors ({names}{more}) {reason}")
+    return folded
 
 
 def explain(
@@ -59,8 +80,31 @@ def explain(
     problems, notices = list(found), list(_scale_notices(unused, stored))
     (problems if strict else notices).extend(lines)
     if not loaded:
-        problems.append("nothing would be loaded: no stored name fits the model")
+        cause = _why_nothing(problems, missing, unexpected, mismatches, stored)
+        problems.append(f"nothing would be loaded: {cause}")
     return problems, notices
+
+
+def _why_nothing(
+    problems: Sequence[str],
+    missing: Sequence[str],
+    unexpected: Sequence[str],
+    mismatches: Sequence[ShapeMismatch],
+    stored: Mapping[str, TensorSpec],
+) -> str:
+    """The first cause in sight, unless ``problems`` have it already."""
+    if not stored:
+        return "no tensors are stored here"
+    if mismatches:
+        first = "" if problems else f"; the first: {mismatches[0]}"
+        return f"names fit, shapes do not ({len(mismatches)}){first}"
+    if not unexpected:
+        return "what was chosen has no tensor that can be"
+    if problems:
+        return "no stored name fits the model"
+    first = f"; the first: {_with_hints(unexpected[:1], missing)} has no place"
+    wanted = f", {missing[0]!r} is wanted" if missing else ""
+    return f"no stored name fits the model{first}{wanted}"
 
 
 def _with_hints(names: Sequence[str], others: Sequence[str]) -> str:

@@ -483,3 +483,36 @@ def test_building_a_plan_makes_no_tensor(monkeypatch):
     for name in ("empty", "empty_strided", "zeros"):
         monkeypatch.setattr(torch, name, None)
     assert build_plan(source.catalog, None, targets(param("w"))).ok
+
+
+class TestMessages:
+    """The one line says the cause; the report has every problem."""
+
+    def test_one_reason_of_many_tensors_is_said_once(self):
+        names = [f"blocks.{i}.some.long.name.weight" for i in range(60)]
+        module = targets(*(param(n, is_meta=False, strides=(3, 1)) for n in names))
+        stored = catalog(**dict.fromkeys(names, (2, 3)))
+        for options in (PlanOptions(mode="map"), PlanOptions(dtype=BY_NAME["BF16"])):
+            made = build_plan(stored, None, module, options)
+            with pytest.raises(streamload.PlanError, match="each of 60 tensors") as caught:
+                made.raise_if_refused()
+            assert len(str(caught.value)) < 600
+            assert names[0] in str(caught.value)
+            assert sum("overwritten in place" in p for p in caught.value.report.problems) == 60
+
+    def test_where_only_shapes_do_not_fit_the_names_are_not_blamed(self):
+        loose = PlanOptions(strict=False)
+        made = build_plan(catalog(w=(2, 4)), None, targets(param("w")), loose)
+        assert made.problems == (
+            "nothing would be loaded: names fit, shapes do not (1); "
+            "the first: 'w' has shape [2, 4], 'w' needs [2, 3]",
+        )
+        made = build_plan(catalog(lin__weigth=(2, 3)), None, targets(param("lin.weight")), loose)
+        assert "'lin.weigth' (close to 'lin.weight') has no place" in made.problems[0]
+
+    def test_a_transposed_weight_is_told_its_shape_as_stored(self):
+        table = NameMap((Rule("w", "v", Transpose()),))
+        made = build_plan(catalog(w=(3, 5)), table, targets(param("v", shape=(6, 3))))
+        assert "needs [6, 3] ([3, 6] as stored, before transpose)" in made.problems[0]
+        assert made.report.shape_mismatch[0].stored_shape == (3, 5)
+        assert made.report.shape_mismatch[0].shape == (6, 3)
