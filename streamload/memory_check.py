@@ -14,6 +14,8 @@ from streamload.specs import numel
 
 __all__ = ["check_memory", "is_cache_in_the_way"]
 
+_MARGIN_BYTES = 128 << 20
+
 
 def check_memory(plan: Plan, settings: Settings, *, refuse: bool = True) -> Plan:
     """The plan with what is available filled in.
@@ -48,7 +50,10 @@ def is_cache_in_the_way(plan: Plan) -> bool:
     memory = plan.memory
     names = {move.stored_name for t in plan.tensors if t.mapped is None for move in t.moves}
     read_bytes = sum(plan.stored[name].nbytes for name in names)
-    return memory.limit == "cgroup" and memory.needed_bytes + read_bytes > memory.available_bytes
+    wanted = memory.needed_bytes + read_bytes
+    # Reading right up to the limit would already make the kernel look for pages to drop.
+    wanted += max(memory.needed_bytes // 10, _MARGIN_BYTES)
+    return memory.limit == "cgroup" and wanted > memory.available_bytes
 
 
 def _check_devices(plan: Plan) -> None:

@@ -87,23 +87,27 @@ def _unlink(path: str) -> None:
         return  # gone already, or not ours to remove
 
 
-def check_space(folder: str, needed_bytes: int) -> None:
-    """Raise WriteError if the file system of ``folder`` has too little room."""
+def check_space(folder: str, needed_bytes: int, *, path: str | None = None) -> None:
+    """Raise WriteError, about ``path``, if the file system of ``folder`` has too little room."""
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
         raise WriteError(
             f"no room: {needed_bytes} bytes are needed, {free} are free",
-            path=folder,
+            path=folder if path is None else path,
             errno=errno.ENOSPC,
         )
 
 
 class StagedFile:
-    """A file under a temporary name; ``commit`` gives it its own, ``discard`` removes it."""
+    """A file under a temporary name; ``commit`` gives it its own, ``discard`` removes it.
 
-    def __init__(self, path: str) -> None:
+    ``shown`` is the path for messages, where ``path`` lies in a folder that is temporary itself.
+    """
+
+    def __init__(self, path: str, *, shown: str | None = None) -> None:
         self.path = path
-        with translated(path):
+        self._shown = path if shown is None else shown
+        with translated(self._shown):
             self._temporary = temporary_name(path)
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
             self._descriptor = os.open(self._temporary, flags, 0o666)
@@ -113,7 +117,7 @@ class StagedFile:
     def write(self, data: memoryview | bytes, offset: int) -> None:
         """Write all of ``data`` at ``offset``."""
         view = memoryview(data)
-        with translated(self.path):
+        with translated(self._shown):
             done = 0
             while done < len(view):
                 done += _pwrite(self._descriptor, view[done : done + (8 << 20)], offset + done)
@@ -122,14 +126,14 @@ class StagedFile:
         """Bring everything to the disk; once is enough."""
         if not self._open:
             return
-        with translated(self.path):
+        with translated(self._shown):
             os.fsync(self._descriptor)
             self._close()
 
     def commit(self) -> None:
         """Give the file its name; an older file of that name is replaced at one stroke."""
         self.finish()
-        with translated(self.path):
+        with translated(self._shown):
             is_free = not os.path.lexists(self.path)
             _keep_mode(self.path, self._temporary)
             os.replace(self._temporary, self.path)
@@ -213,7 +217,8 @@ class StagedFolder:
 
     def add(self, name: str, *, seals: bool = False) -> StagedFile:
         """A new file of the set; ``seals``: readers see the set once it has its name."""
-        file = StagedFile(os.path.join(self._folder, name))
+        given = os.path.join(self.path, name)
+        file = StagedFile(os.path.join(self._folder, name), shown=given)
         self._files.append(file)
         if seals:
             self._seal = file

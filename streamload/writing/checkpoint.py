@@ -67,7 +67,7 @@ def _write_file(
         os.makedirs(folder or os.curdir, exist_ok=True)
     remove_leftovers(folder or os.curdir)
     (layout,) = lay_out(plan.tensors, name)
-    check_space(folder or os.curdir, layout.nbytes)
+    check_space(folder or os.curdir, layout.nbytes, path=path)
     file = StagedFile(path)
     try:
         run = _fill_files(plan, source, [(layout, file)], progress)
@@ -97,7 +97,7 @@ def _write_folder(
         layouts = lay_out(plan.tensors, _FILE, max_shard_bytes=max_shard_bytes, token=token)
     folder = StagedFolder(path)
     try:
-        check_space(folder.folder, sum(f.nbytes for f in layouts))
+        check_space(folder.folder, sum(f.nbytes for f in layouts), path=path)
         alone = len(layouts) == 1
         staged = [(f, folder.add(f.name, seals=alone)) for f in layouts]
         run = _fill_files(plan, source, staged, progress)
