@@ -39,3 +39,21 @@ def test_a_refusal_is_one_line_and_json_on_request(spawn, tiny, tmp_path):
     assert report["ok"] is False
     assert len(report["missing"]) == 120
     assert report["error"] in done.stderr
+
+
+def test_a_mapped_load_says_what_was_mapped(run, tiny, tmp_path):
+    assert "mapped 0" not in run("load", tiny).stdout
+    done = run("convert", tiny, tmp_path / "local", "--names", "local")
+    assert done.stdout.startswith(f"{tmp_path / 'local'}: wrote ")
+    text = run("load", tmp_path / "local", "--mode", "map").stdout
+    assert "\nmapped " in text
+    assert "wrote 0 B" not in text
+    found = json.loads(run("load", tmp_path / "local", "--mode", "map", "--json").stdout)
+    assert found["bytes_mapped"] > 0
+    assert found["bytes_read"] == 0
+
+
+def test_the_trace_written_is_named(run, tiny, tmp_path):
+    result = run("load", tiny, "--trace", tmp_path / "a.json")
+    assert result.stderr == f"trace written to {tmp_path / 'a.json'}\n"
+    assert (tmp_path / "a.json").exists()
