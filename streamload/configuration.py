@@ -17,6 +17,7 @@ from streamload.sources.header import loads_strictly
 __all__ = ["config_of", "find_config", "read_config", "refuse_too_many_layers"]
 
 _MAX_CONFIG_BYTES = 16 << 20
+_LAYERS_BUILT = 256
 
 
 def read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -118,8 +119,8 @@ def refuse_too_many_layers(
     """
     field = layer_count_field(config.get("model_type"))
     layers, count = config.get(field), len(source.catalog)
-    if chosen is not None:
-        count = max(count, LAYERS_ALWAYS_ALLOWED)
+    # Up to some hundred, the report of what is missing says more; it is made in no time.
+    count = max(count, LAYERS_ALWAYS_ALLOWED if chosen is not None else _LAYERS_BUILT)
     if isinstance(layers, (int, float)) and layers > count:
         raise PlanError(
             f"{printable(source.path)}: config.json: {field!r} is {short(layers)}, but the "

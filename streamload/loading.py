@@ -283,6 +283,7 @@ def _report(
         notices=(*made.report.notices, *run.notices),
         bytes_read=run.bytes_read,
         bytes_written=run.bytes_written,
+        bytes_mapped=sum(t.nbytes for t in made.tensors if t.mapped is not None),
         elapsed_s=elapsed_s,
         memory=memory,
     )

@@ -114,7 +114,8 @@ class LoadReport:
         tied: groups of module names that are one tensor.
         problems: everything that refuses the plan, one line each; empty if it holds.
         notices: what a user should know though it stops nothing.
-        bytes_read, bytes_written: of tensor data; elapsed_s from the call to the commit.
+        bytes_read, bytes_written: of tensor data; bytes_mapped: of tensors that are views of the
+            file, read when they are used; elapsed_s from the call to the commit.
     """
 
     source: str = ""
@@ -134,6 +135,7 @@ class LoadReport:
     notices: tuple[str, ...] = ()
     bytes_read: int = 0
     bytes_written: int = 0
+    bytes_mapped: int = 0
     elapsed_s: float = 0.0
     memory: MemoryReport = field(default_factory=MemoryReport)
 
@@ -148,10 +150,14 @@ class LoadReport:
         return self.bytes_read / self.elapsed_s if self.elapsed_s else 0.0
 
     def summary(self) -> str:
-        """One line: ``loaded=148 missing=0 unexpected=0 shape_mismatch=0``."""
+        """One line: ``loaded=148 missing=0 unexpected=0 shape_mismatch=0``.
+
+        With `` unfilled=12`` at its end where that many are still on meta.
+        """
+        unfilled = f" unfilled={len(self.unfilled)}" if self.unfilled else ""
         return (
             f"loaded={len(self.loaded)} missing={len(self.missing)} "
-            f"unexpected={len(self.unexpected)} shape_mismatch={len(self.shape_mismatch)}"
+            f"unexpected={len(self.unexpected)} shape_mismatch={len(self.shape_mismatch)}{unfilled}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -175,6 +181,7 @@ class LoadReport:
             "notices": list(self.notices),
             "bytes_read": self.bytes_read,
             "bytes_written": self.bytes_written,
+            "bytes_mapped": self.bytes_mapped,
             "elapsed_s": self.elapsed_s,
             "bytes_per_s": self.bytes_per_s,
             "memory": self.memory.to_dict(),
@@ -195,12 +202,22 @@ class LoadReport:
         lines += [f"notice: {notice}" for notice in self.notices]
         if self.elapsed_s:
             lines.append(
-                f"read {format_bytes(self.bytes_read)} in {self.elapsed_s:.2f} s "
-                f"({self.bytes_per_s / 1e9:.2f} GB/s), wrote {format_bytes(self.bytes_written)}; "
+                f"{self._moved()}; "
                 f"peak over the start: {format_bytes(self.memory.peak_rss_bytes)} resident, "
                 f"{format_bytes(self.memory.peak_anonymous_bytes)} anonymous"
             )
         return "\n".join(lines)
+
+    def _moved(self) -> str:
+        """Which bytes went where, and how fast."""
+        mapped = f"mapped {format_bytes(self.bytes_mapped)}"
+        if self.bytes_mapped and not self.bytes_read:
+            return f"{mapped} in {self.elapsed_s:.2f} s"
+        read = (
+            f"read {format_bytes(self.bytes_read)} in {self.elapsed_s:.2f} s "
+            f"({self.bytes_per_s / 1e9:.2f} GB/s), wrote {format_bytes(self.bytes_written)}"
+        )
+        return f"{mapped}, {read}" if self.bytes_mapped else read
 
 
 def _ledger_line(entry: LoadedTensor) -> str:
@@ -237,7 +254,8 @@ class ExportReport:
         """One line."""
         return (
             f"wrote {len(self.written)} tensors, {format_bytes(self.bytes_written)} in "
-            f"{len(self.files)} file(s), {self.elapsed_s:.2f} s"
+            f"{len(self.files)} {'file' if len(self.files) == 1 else 'files'}, "
+            f"{self.elapsed_s:.2f} s"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -57,12 +57,13 @@ def _as_dict(action: str, entries: list[CacheEntry], problems: list[str]) -> dic
 
 
 def _as_text(action: str, entries: list[CacheEntry], problems: list[str]) -> list[str]:
-    total = f"{len(entries)} entries, {format_bytes(sum(entry.nbytes for entry in entries))}"
+    count = f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}"
+    total = f"{count}, {format_bytes(sum(entry.nbytes for entry in entries))}"
     where = printable(cache_folder())
     if action == "clear":
         return [f"{where}: removed {total}"]
     rows = [_row(entry) for entry in entries]
-    lines = [*columns(rows, right=frozenset({0, 2})), f"{where}: {total}"]
+    lines = [*columns(rows, right=frozenset({0})), f"{where}: {total}"]
     if action == "verify":
         lines += problems or ["all checksums fit"]
     return lines
@@ -71,7 +72,7 @@ def _as_text(action: str, entries: list[CacheEntry], problems: list[str]) -> lis
 def _row(entry: CacheEntry) -> tuple[str, ...]:
     facts = entry.to_dict()
     what = entry.problem or f"{printable(entry.source)} ({entry.dtype or 'mixed'})"
-    return format_bytes(entry.nbytes), "written", _age(facts["age_s"]), "ago:", what
+    return format_bytes(entry.nbytes), f"written {_age(facts['age_s'])} ago:", what
 
 
 def _age(seconds: float) -> str:
@@ -79,4 +80,4 @@ def _age(seconds: float) -> str:
         if seconds >= size:
             count = int(seconds // size)
             return f"{count} {unit}{'s' if count > 1 else ''}"
-    return f"{int(seconds)} seconds"
+    return "1 second" if int(seconds) == 1 else f"{int(seconds)} seconds"

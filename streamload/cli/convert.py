@@ -10,6 +10,7 @@ from streamload.cli.options import common_options
 from streamload.cli.progress import progress_bar
 from streamload.cli.tables import say
 from streamload.cli.types import BYTES, DTYPE
+from streamload.errors import printable
 
 
 @click.command(
@@ -54,4 +55,5 @@ def command(
             max_shard_bytes=max_shard_bytes,
             progress=progress,
         )
-    say(json.dumps(report.to_dict()) if as_json else report.to_text())
+    text = f"{printable(destination)}: {report.to_text()}"
+    say(json.dumps(report.to_dict()) if as_json else text)

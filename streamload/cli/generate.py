@@ -76,10 +76,14 @@ def command(
     )
     writer = _Writer(None if tokenizer is None else tokenizer.stream(ids), quiet=as_json)
     first_token_s = None
-    for token in steps:
-        writer.add(token)
-        if first_token_s is None:
-            first_token_s = seconds_since_start()
+    try:
+        for token in steps:
+            writer.add(token)
+            if first_token_s is None:
+                first_token_s = seconds_since_start()
+    except KeyboardInterrupt:
+        writer.break_off()
+        raise
     writer.end()
     elapsed_s = time.perf_counter() - start
     if as_json:
@@ -89,8 +93,11 @@ def command(
         say(json.dumps(result))
         return
     say(loaded.report.to_text(), err=True)
-    count, first = len(writer.tokens), first_token_s or 0.0
-    say(f"{count} tokens in {elapsed_s:.2f} s; first token {first:.2f} s after the start", err=True)
+    count = len(writer.tokens)
+    text = f"{count} {'token' if count == 1 else 'tokens'} in {elapsed_s:.2f} s"
+    if first_token_s is not None:
+        text += f"; first token {first_token_s:.2f} s after the process started"
+    say(text, err=True)
 
 
 class _Writer:
@@ -120,6 +127,11 @@ class _Writer:
         if self._stream is not None:
             self._extend(self._stream.finish())
         self._print("\n")
+
+    def break_off(self) -> None:
+        """Interrupted: what comes next starts a line of its own."""
+        if self.tokens:
+            self._print("\n")
 
     def _extend(self, piece: str) -> None:
         self.text = (self.text or "") + piece

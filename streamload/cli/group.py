@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import io
 import sys
@@ -29,6 +30,7 @@ _COMMANDS = {
     "bench": "Measure how fast this machine loads a checkpoint, and how fast it could.",
     "synth": "Write a checkpoint of random weights in a published layout.",
 }
+_ONLY_IN_PYTHON = {"export": "streamload.export"}
 
 
 class LazyGroup(click.Group):
@@ -47,6 +49,15 @@ class LazyGroup(click.Group):
         module = importlib.import_module(f"streamload.cli.{cmd_name}")
         command: click.Command = module.command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's; a name that is none gets a suggestion."""
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and name not in _COMMANDS:
+            ctx.fail(f"no such command {name!r}{_hint(name)}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands without importing one."""
@@ -67,6 +78,13 @@ class LazyGroup(click.Group):
         """Run the command; a failure is one line, with ``--json`` also an object on stdout."""
         with failures_as_one_line(ctx.meta):
             return super().invoke(ctx)
+
+
+def _hint(name: str) -> str:
+    if name in _ONLY_IN_PYTHON:
+        return f"; use {_ONLY_IN_PYTHON[name]} in Python"
+    close = difflib.get_close_matches(name, _COMMANDS, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _note_traceback(ctx: click.Context, _: click.Parameter, value: bool) -> None:

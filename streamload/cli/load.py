@@ -13,6 +13,7 @@ from streamload.cli.options import common_options, given, load_options
 from streamload.cli.progress import progress_bar
 from streamload.cli.tables import say
 from streamload.cli.trace import Trace, checked_path
+from streamload.errors import printable
 from streamload.measuring.imports import import_for_loads
 
 
@@ -50,6 +51,7 @@ def command(
     report = loaded.report
     if trace is not None and trace_path is not None:
         trace.write(trace_path, report)
+        say(f"trace written to {printable(trace_path)}", err=True)
     if as_json:
         say(json.dumps(report.to_dict()))
     else:

@@ -32,6 +32,13 @@ def describe(source: Source, name: str) -> dict[str, Any]:
     """
     spec = source.catalog.get(name)
     if spec is None:
+        stored_as = _stored_names(source, name)
+        if stored_as:
+            names = " + ".join(map(repr, stored_as))
+            raise CheckpointError(
+                f"no tensor {name!r} in it: that is the model's name, stored as {names}",
+                path=source.path,
+            )
         close = difflib.get_close_matches(name, list(source.catalog), n=3)
         hint = f"; did you mean {', '.join(map(repr, close))}?" if close else ""
         raise CheckpointError(f"no tensor {name!r} in it{hint}", path=source.path)
@@ -49,6 +56,23 @@ def describe(source: Source, name: str) -> dict[str, Any]:
         "values": [value if _is_plain(value) else str(value) for value in ends],
         "values_left_out": max(0, flat.numel() - 2 * _FEW),
     }
+
+
+def _stored_names(source: Source, name: str) -> tuple[str, ...]:
+    """Which stored tensors fill the model's tensor ``name``; none if no table is known."""
+    from streamload.configuration import find_config
+    from streamload.mapping.binding import bind
+    from streamload.mapping.choose import choose_mapper
+
+    try:
+        config, _ = find_config(source)
+    except CheckpointError:
+        return ()
+    table = choose_mapper(config, source.catalog, None)
+    if table is None:
+        return ()
+    bound = bind(table, source.catalog.tensors).assignments
+    return next((a.sources for a in bound if name in a.targets), ())
 
 
 def _is_plain(value: object) -> bool:

@@ -9,23 +9,24 @@ import click
 
 from streamload.cli.options import common_options, given
 from streamload.cli.progress import progress_bar
-from streamload.cli.types import BYTES, DTYPE
+from streamload.cli.types import BYTES, DTypeName, OneOf
 from streamload.errors import printable
 from streamload.report import format_bytes
 from streamload.synthesis.presets import PRESETS
 
 _RAW = "neox-20b-raw"
+_DTYPE = DTypeName(("float32", "float16", "bfloat16"))
 _COMMON = ("seed", "layers", "force")
 _ONLY_RAW = ("partitions", "hidden", "vocab_size", "sparse")
 
 
 @click.command("synth", epilog="Example: streamload synth gpt2-xl ./gpt2-xl")
-@click.argument("name", type=click.Choice((*PRESETS, _RAW)), metavar="NAME")
+@click.argument("name", type=OneOf((*PRESETS, _RAW)), metavar="NAME")
 @click.argument("directory", type=click.Path(file_okay=False))
 @click.option("--seed", type=click.IntRange(min=0), help="Of the random numbers. [default: 0]")
 @click.option("--layers", type=click.IntRange(min=1), help="Number of blocks, if not all.")
 @click.option("--force", is_flag=True, default=None, help="Overwrite a different checkpoint.")
-@click.option("--dtype", type=DTYPE, help="float32, float16, bfloat16. [default: as published]")
+@click.option("--dtype", type=_DTYPE, help="float32, float16, bfloat16. [default: as published]")
 @click.option("--masks/--no-masks", default=None, help="Write the causal masks too. [default: do]")
 @click.option("--tokenizer/--no-tokenizer", default=None, help="Write a tokenizer. [default: do]")
 @click.option("--max-shard-bytes", type=BYTES, help="Cut into files of at most this size.")

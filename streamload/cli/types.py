@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import click
+from click.shell_completion import CompletionItem
 
-from streamload.dtypes import parse_dtype
+from streamload.dtypes import BY_TORCH_NAME, parse_dtype
 
-__all__ = ["BLOCK_BYTES", "BYTES", "DEVICE", "DTYPE", "INDICES", "TOKENS"]
+__all__ = [
+    "BLOCK_BYTES",
+    "BYTES",
+    "DEVICE",
+    "DTYPE",
+    "INDICES",
+    "TOKENS",
+    "DTypeName",
+    "OneOf",
+]
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[Any]
@@ -18,6 +30,9 @@ else:
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {f"{unit}i": 1 << 10 * power for power, unit in enumerate("kmgt", 1)}
+
+
+_FLOATS = tuple(name for name, dtype in BY_TORCH_NAME.items() if dtype.is_floating)
 
 
 class ByteSize(_ParamType):
@@ -105,15 +120,57 @@ class DTypeName(_ParamType):
 
     name = "dtype"
 
+    def __init__(self, names: Sequence[str] = _FLOATS) -> None:
+        self._names = tuple(names)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Those that are accepted here."""
+        del ctx, param
+        return [CompletionItem(name) for name in self._names if name.startswith(incomplete)]
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Torch's name of the dtype."""
         try:
             found = parse_dtype(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+        except ValueError:
+            self.fail(f"unknown dtype {value!r}{self._choices()}", param, ctx)
         if found is None or not found.is_floating or found.torch_name is None:
-            self.fail(f"{value!r} is not a floating-point type of torch", param, ctx)
+            self.fail(
+                f"{value!r} is not a floating-point type of torch{self._choices()}", param, ctx
+            )
+        if found.torch_name not in self._names:
+            self.fail(f"{value!r} cannot be used here{self._choices()}", param, ctx)
         return found.torch_name
+
+    def _choices(self) -> str:
+        return f"; choose one of {', '.join(self._names)}"
+
+
+class OneOf(_ParamType):
+    """One of a set of names; a name that is none gets a suggestion."""
+
+    name = "name"
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """The names."""
+        del ctx, param
+        return [CompletionItem(name) for name in self._names if name.startswith(incomplete)]
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name."""
+        if value not in self._names:
+            close = difflib.get_close_matches(str(value), self._names, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            names = ", ".join(self._names)
+            self.fail(f"{value!r} is not among {names}{hint}", param, ctx)
+        return str(value)
 
 
 BYTES = ByteSize()

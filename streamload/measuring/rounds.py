@@ -84,7 +84,7 @@ def measure(asked: Asked, *, tell: Callable[[str], None] = lambda _: None) -> di
         "copy_bytes_per_s": medians["copy"].get("copy_bytes_per_s"),
         "floor": {name: _row(medians[what], found) for what, name in FLOORS.items()},
         "modes": {mode: _mode(mode, medians, found, workers) for mode in MODES},
-        "notes": _notes(asked, found, taken),
+        "notes": _notes(asked, found, taken) + _unmapped(medians),
         "measurements": taken,
     }
 
@@ -229,6 +229,14 @@ def _machine(found: Survey) -> dict[str, Any]:
         "filesystem": filesystem_of(found.files[0]) if found.files else None,
         "versions": {"streamload": streamload.__version__, "torch": torch.__version__},
     }
+
+
+def _unmapped(medians: dict[str, dict[str, Any]]) -> list[str]:
+    """Said where the row "map" is a streamed load: nothing could be mapped."""
+    written = [medians[mode].get("written_bytes") for mode in ("stream", "map")]
+    if None in written or not written[1] or written[1] < written[0]:
+        return []  # not known where tensors alone were loaded, or a measurement failed
+    return ["map: nothing could be mapped as it is stored (cast or re-laid): all was streamed."]
 
 
 def _notes(asked: Asked, found: Survey, taken: Sequence[dict[str, Any]]) -> list[str]:

@@ -154,3 +154,16 @@ def test_nothing_is_measured_of_what_cannot_be_loaded(run, tiny, tmp_path, plant
     assert result.exit_code == 1
     assert json.loads(result.stdout)["missing"]
     assert orders == []
+
+
+def test_a_map_row_that_mapped_nothing_is_said():
+    def medians(written):
+        return {
+            "stream": {"ok": True, "written_bytes": 100},
+            "map": {"ok": True, "written_bytes": written},
+        }
+
+    assert "nothing could be mapped" in rounds._unmapped(medians(100))[0]
+    assert rounds._unmapped(medians(60)) == []
+    assert rounds._unmapped(medians(0)) == []
+    assert rounds._unmapped(medians(None)) == []

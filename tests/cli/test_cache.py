@@ -17,7 +17,7 @@ def test_list_verify_clear(run, tiny, cache):
     assert "cache written" in run("load", tiny, "--cache", "--dtype", "float16").stdout
     assert "loaded from cache" in run("load", tiny, "--cache", "--dtype", "float16").stdout
     listed = run("cache", "list").stdout
-    assert "1 entries, " in listed
+    assert "1 entry, " in listed
     assert f"{tiny} (float16)" in listed
     (entry,) = json.loads(run("cache", "list", "--json").stdout)["entries"]
     assert entry["dtype"] == "float16"
@@ -26,7 +26,7 @@ def test_list_verify_clear(run, tiny, cache):
     verified = run("cache", "verify")
     assert verified.exit_code == 0
     assert "all checksums fit" in verified.stdout
-    assert "removed 1 entries" in run("cache", "clear").stdout
+    assert "removed 1 entry" in run("cache", "clear").stdout
     assert json.loads(run("cache", "--json").stdout)["entries"] == []
 
 

@@ -78,3 +78,15 @@ def test_no_tokenizer_is_told_before_the_load(run, tiny, tmp_path):
     result = run("generate", tmp_path, "--prompt", "x")
     assert result.exit_code == 1
     assert "no tokenizer" in result.stderr
+
+
+def test_an_interruption_ends_the_line_first(run, tiny, monkeypatch):
+    def one_then_stop(*_args, **_options):
+        yield 7
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("streamload.generate", one_then_stop)
+    result = run("generate", tiny, "--tokens", "1,2")
+    assert result.exit_code == 130
+    assert result.stdout == "7\n"
+    assert "interrupted" in result.stderr

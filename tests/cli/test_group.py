@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from streamload.cli.types import DTYPE
+
 COMMANDS = ["demo", "inspect", "plan", "load", "generate", "synth"]
 IMPORTED = """
 import sys
@@ -152,3 +154,26 @@ def test_a_reader_that_goes_away_is_quiet(tiny):
     assert process.stderr.read() == ""
     process.stderr.close()
     process.wait(timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("lod",), "no such command 'lod'; did you mean 'load'?"),
+        (("export",), "use streamload.export in Python"),
+        (("synth", "gpt-2", "x"), "did you mean 'gpt2'?"),
+        (("load", "x", "--dtype", "int8"), "choose one of float16, bfloat16, float32"),
+        (("synth", "gpt2", "x", "--dtype", "float64"), "one of float32, float16, bfloat16"),
+    ],
+)
+def test_wrong_names_get_a_hint(run, args, says):
+    result = run(*args)
+    assert result.exit_code == 2
+    assert says in " ".join(result.stderr.split())
+
+
+def test_completion_of_dtypes_has_only_those_accepted():
+    found = [item.value for item in DTYPE.shell_complete(None, None, "")]
+    assert "bfloat16" in found
+    assert "int8" not in found
+    assert all(DTYPE.convert(name, None, None) == name for name in found)

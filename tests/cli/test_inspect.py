@@ -101,3 +101,12 @@ def test_a_close_name_is_suggested(run, tiny):
     result = run("inspect", tiny, "wte.weights")
     assert result.exit_code == 1
     assert "did you mean 'wte.weight'" in result.stderr
+
+
+def test_a_name_of_the_model_is_told_the_stored_one(run, tiny):
+    from streamload import load_state_dict
+
+    name = next(n for n in load_state_dict(tiny) if n.startswith("blocks.0.") and "qkv" in n)
+    result = run("inspect", tiny, name)
+    assert result.exit_code == 1
+    assert "that is the model's name, stored as 'h.0.attn.c_attn." in result.stderr

@@ -63,3 +63,21 @@ def test_absurd_configs_are_one_line_and_valid_json(run, tiny, tmp_path, changes
     assert done.stderr.count("\n") == 1
     assert "config.json" in done.stderr
     assert json.loads(done.stdout)["ok"] is False
+
+
+def test_a_mapped_load_says_what_was_mapped(run, tiny, tmp_path):
+    assert "mapped 0" not in run("load", tiny).stdout
+    done = run("convert", tiny, tmp_path / "local", "--names", "local")
+    assert done.stdout.startswith(f"{tmp_path / 'local'}: wrote ")
+    text = run("load", tmp_path / "local", "--mode", "map").stdout
+    assert "\nmapped " in text
+    assert "wrote 0 B" not in text
+    found = json.loads(run("load", tmp_path / "local", "--mode", "map", "--json").stdout)
+    assert found["bytes_mapped"] > 0
+    assert found["bytes_read"] == 0
+
+
+def test_the_trace_written_is_named(run, tiny, tmp_path):
+    result = run("load", tiny, "--trace", tmp_path / "a.json")
+    assert result.stderr == f"trace written to {tmp_path / 'a.json'}\n"
+    assert (tmp_path / "a.json").exists()

@@ -114,3 +114,10 @@ def test_slow_notes(monkeypatch):
     assert any("network disk (nfs4)" in note for note in notes)
     monkeypatch.setattr("streamload.cli.advice._file_system", lambda _: "ext4")
     assert slow_notes("x", report_of("float32")) == []
+
+
+def test_blocks_that_do_not_exist_are_named_and_the_configuration_not_blamed(run, tiny):
+    result = run("plan", tiny, "--layers", "0-99")
+    assert result.exit_code == 1
+    assert "layers 2-99 do not exist: this model has blocks 0 to 1" in result.stderr
+    assert "config.json" not in result.stderr

@@ -118,6 +118,9 @@ class Wrong:
         del layouts, targets
         return [Layout((4,), self.pieces)]
 
+    def source_shapes(self, targets):
+        return list(targets)
+
 
 @pytest.mark.parametrize(
     "pieces",

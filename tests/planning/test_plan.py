@@ -516,3 +516,9 @@ class TestMessages:
         assert "needs [6, 3] ([3, 6] as stored, before transpose)" in made.problems[0]
         assert made.report.shape_mismatch[0].stored_shape == (3, 5)
         assert made.report.shape_mismatch[0].shape == (6, 3)
+
+    def test_what_stays_on_meta_is_counted_last(self):
+        module = targets(param("w"), param("gone"))
+        made = build_plan(catalog(w=(2, 3)), None, module, PlanOptions(strict=False))
+        counts = "loaded=1 missing=1 unexpected=0 shape_mismatch=0 unfilled=1"
+        assert made.report.summary() == counts
