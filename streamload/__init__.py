@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -149,3 +150,10 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if "torch" in sys.modules:
+    # Who has imported torch is about to load something: what that needs of our own is imported
+    # here, so that the first load takes no longer than the second.
+    for _name in ("loading", "models.registry", "models.gpt", "sources.mapped_file"):
+        import_module(f"{__name__}.{_name}")

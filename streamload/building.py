@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from streamload.configuration import config_of, find_config
+from streamload.configuration import config_of, find_config, refuse_too_many_layers
 from streamload.errors import PlanError, printable
 from streamload.mapping.binding import Mapper
 from streamload.mapping.choose import choose_mapper
@@ -35,18 +35,23 @@ class Built:
 
 def build(source: Source, settings: Settings) -> Built:
     """The empty reference model; of just the chosen layers if some are chosen."""
-    from streamload.models.registry import build_model, select_layers
+    from streamload.models.registry import LayersError, build_model, select_layers
 
     file_config, notices = find_config(source)
     config = file_config
+    refuse_too_many_layers(file_config, source, settings.layers)
     try:
         if settings.layers is not None:
             config = select_layers(config, sorted(settings.layers))
             settings = replace(settings, renumber=True)
         with empty_weights():
             model = build_model(config["model_type"], config)
-    except (ValueError, TypeError, RuntimeError) as error:  # torch's own, for absurd sizes
-        text = printable(f"{source.path}: config.json: {error}")
+    except LayersError as error:
+        raise PlanError(printable(f"{source.path}: {error}")) from error
+    # torch's own errors, for absurd sizes, have its C++ stack on further lines.
+    except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
+        first = str(error).partition("\n")[0]
+        text = printable(f"{source.path}: config.json: {first}")
         raise PlanError(text) from error
     return Built(model, config, file_config, settings, notices)
 

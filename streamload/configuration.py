@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
-from streamload.errors import CheckpointError, CheckpointNotFoundError
+from streamload.errors import CheckpointError, CheckpointNotFoundError, PlanError, printable
+from streamload.mapping.fields import LAYERS_ALWAYS_ALLOWED, layer_count_field, short
 from streamload.mapping.registry import known_model_types
 from streamload.sources.base import Source
 from streamload.sources.detect import folder_of
 from streamload.sources.files import OpenFile
 from streamload.sources.header import loads_strictly
 
-__all__ = ["config_of", "find_config", "read_config"]
+__all__ = ["config_of", "find_config", "read_config", "refuse_too_many_layers"]
 
 _MAX_CONFIG_BYTES = 16 << 20
 
@@ -70,7 +72,7 @@ def _from_params(source: Source) -> tuple[dict[str, Any] | None, tuple[str, ...]
         return None, ()
     try:
         return config_from_params(params, source.catalog)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ArithmeticError) as error:
         raise CheckpointError(str(error), path=params_path) from error
 
 
@@ -99,6 +101,30 @@ def find_config(source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:
             path=source.path,
         )
     return config, notices
+
+
+def refuse_too_many_layers(
+    config: Mapping[str, Any], source: Source, chosen: frozenset[int] | None = None
+) -> None:
+    """Refuse a layer count that the checkpoint cannot have, before a model of it is built.
+
+    Args:
+        config: as in ``config.json``.
+        source: the checkpoint; every block has at least one tensor of its own.
+        chosen: just these layers are loaded, and perhaps just their files are open.
+
+    Raises:
+        PlanError: ``config`` has more layers than there are tensors.
+    """
+    field = layer_count_field(config.get("model_type"))
+    layers, count = config.get(field), len(source.catalog)
+    if chosen is not None:
+        count = max(count, LAYERS_ALWAYS_ALLOWED)
+    if isinstance(layers, (int, float)) and layers > count:
+        raise PlanError(
+            f"{printable(source.path)}: config.json: {field!r} is {short(layers)}, but the "
+            f"checkpoint has only {len(source.catalog)} tensors"
+        )
 
 
 def _guess_gpt2(source: Source) -> dict[str, Any] | None:

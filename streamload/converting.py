@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from streamload.configuration import config_of, find_config
 from streamload.engine.reduce import compare
-from streamload.errors import CheckpointError, WriteError
+from streamload.errors import CheckpointError
 from streamload.memory import PeakSampler
-from streamload.options import settings_from
+from streamload.options import bound_of_shards, settings_from
 from streamload.planning.conversion import Conversion, plan_conversion
+from streamload.planning.writable import only_writable
 from streamload.report import ExportReport, LoadedTensor, MemoryReport
 from streamload.sources.base import Source
 from streamload.sources.detect import folder_of, open_checkpoint
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["convert"]
-
-_INDEX = "model.safetensors.index.json"
 
 
 def convert(
@@ -59,17 +58,20 @@ def convert(
 
     Raises:
         CheckpointError: the source cannot be used, or its tied weights differ.
-        PlanError: tensors are missing, unknown or misshapen.
-        WriteError: the disk is full, or the path cannot be written.
+        PlanError: tensors are missing, unknown, misshapen, or nothing that safetensors can hold.
+        WriteError: the disk is full, the path cannot be written, or the folder has an index of
+            another name, which would go on deciding what it holds.
     """
     if names not in ("published", "local"):
         raise ValueError(f"names must be 'published' or 'local', not {names!r}")
     start_s = time.perf_counter()
     options = settings_from({"dtype": dtype}).plan_options()
+    max_shard_bytes = bound_of_shards(max_shard_bytes)
     given = os.fsdecode(path)
     with open_checkpoint(source) as opened, PeakSampler() as sampler:
         config, notices = _config(opened)
         made = plan_conversion(opened.catalog, config, names, options, source=opened.path)
+        made = replace(made, plan=only_writable(made.plan))
         made.plan.raise_if_refused()
         _refuse_unequal_ties(made, opened)
         extras = _extras(opened, made, given)
@@ -128,25 +130,10 @@ def _extras(source: Source, made: Conversion, path: str) -> dict[str, bytes]:
     """Small files for the new folder; none beside a single file."""
     if path.lower().endswith(".safetensors"):
         return {}
-    _refuse_foreign_index(path)
     extras = tokenizer_files(folder_of(source.path), path)
     if made.config is not None:
         extras["config.json"] = config_text(made.config, made.plan)
     return extras
-
-
-def _refuse_foreign_index(folder: str) -> None:
-    """An index of another name would go on deciding what the folder holds."""
-    if not os.path.isdir(folder):
-        return
-    names = [n for n in os.listdir(folder) if n.lower().endswith(".safetensors.index.json")]
-    foreign = sorted(n for n in names if n != _INDEX and not n.startswith("."))
-    if foreign:
-        raise WriteError(
-            f"holds {foreign[0]!r}, which readers would take instead of the new files; choose "
-            "another folder",
-            path=folder,
-        )
 
 
 def _casts(written: Sequence[LoadedTensor]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -20,12 +19,14 @@ from streamload.mapping.rules import NameMap, Rule
 from streamload.memory import PeakSampler
 from streamload.models.decoder import Decoder
 from streamload.modules import targets_of
-from streamload.options import settings_from
+from streamload.options import bound_of_shards, settings_from
 from streamload.planning.inverse import build_export_plan
-from streamload.planning.records import Plan, Targets
+from streamload.planning.records import Targets
+from streamload.planning.writable import only_writable
 from streamload.report import ExportReport, MemoryReport
 from streamload.sources.memory import MemorySource
 from streamload.writing.checkpoint import write_checkpoint
+from streamload.writing.extras import config_text
 
 __all__ = ["export"]
 
@@ -50,11 +51,14 @@ def export(
         max_shard_bytes: tensor data in one file, at most; a folder only.
 
     Raises:
-        PlanError: a parameter has no published name, or holds no data.
-        WriteError: the disk is full, or the path cannot be written.
+        PlanError: a parameter has no published name, holds no data, or is nothing that
+            safetensors can hold.
+        WriteError: the disk is full, the path cannot be written, or the folder has an index of
+            another name, which would go on deciding what it holds.
     """
     start_s = time.perf_counter()
     options = settings_from({"dtype": dtype}).plan_options()
+    max_shard_bytes = bound_of_shards(max_shard_bytes)
     targets = targets_of(module)
     name_map = _backwards(mapping, module, targets)
     tensors = {
@@ -65,14 +69,15 @@ def export(
     }
     source = MemorySource(tensors, path=f"<{type(module).__name__}>")
     made = build_export_plan(source.catalog.tensors, name_map, targets, options, source=source.path)
+    made = only_writable(made)
     made.raise_if_refused()
-    config = _config_text(module, made)
+    config = _config_dict(module)
     with PeakSampler() as sampler:
         run, files = write_checkpoint(
             made,
             source,
             os.fsdecode(path),
-            extras={} if config is None else {"config.json": config},
+            extras={"config.json": config_text(config, made)} if config else {},
             max_shard_bytes=max_shard_bytes,
         )
     return ExportReport(
@@ -129,14 +134,3 @@ def _config_dict(module: nn.Module) -> dict[str, Any]:
     to_dict = getattr(getattr(module, "config", None), "to_dict", None)
     own = to_dict() if callable(to_dict) else {}
     return {**own, **getattr(module, "published_config", {})}
-
-
-def _config_text(module: nn.Module, plan: Plan) -> bytes | None:
-    config = _config_dict(module)
-    if not config:
-        return None
-    floats = {entry.dtype for entry in plan.report.loaded if "float" in entry.dtype}
-    if len(floats) == 1:
-        config.pop("torch_dtype", None)
-        config["dtype"] = floats.pop()
-    return json.dumps(config, indent=2, ensure_ascii=False, default=str).encode() + b"\n"

@@ -15,7 +15,7 @@ from streamload.errors import PlanError
 from streamload.planning.devices import device_of
 from streamload.planning.records import Plan, Targets, TargetSpec
 
-__all__ = ["OnAssign", "commit", "existing_tensors", "targets_of"]
+__all__ = ["OnAssign", "commit", "existing_tensors", "real_tensors", "targets_of"]
 
 # on_assign(stored_name, module_name), before each assignment, from the caller's thread.
 OnAssign: TypeAlias = Callable[[str, str], object]
@@ -50,6 +50,24 @@ def targets_of(module: nn.Module) -> Targets:
     )
 
 
+def real_tensors(module: nn.Module) -> Iterator[tuple[list[str], torch.Tensor, bool]]:
+    """Each tensor that holds data: its names, itself, and whether a checkpoint should have it.
+
+    Ties are one, as in ``targets_of``; all but non-persistent buffers belong in a checkpoint.
+    """
+    found: dict[object, tuple[list[str], torch.Tensor, list[bool]]] = {}
+    for owner, attribute, name, kind in _slots(module):
+        tensor = _table(owner, kind)[attribute]
+        if tensor.is_meta or is_lazy(tensor):
+            continue
+        is_kept = kind == "parameter" or attribute not in owner._non_persistent_buffers_set
+        names, _, kept = found.setdefault(_identity(tensor), ([], tensor, []))
+        names.append(name)
+        kept.append(is_kept)
+    for names, tensor, kept in found.values():
+        yield names, tensor.detach(), any(kept)
+
+
 def existing_tensors(module: nn.Module, plan: Plan) -> dict[str, torch.Tensor]:
     """The tensors that the plan overwrites in place, detached, by target name."""
     wanted = {t.name for t in plan.tensors if not t.is_new}
@@ -82,7 +100,8 @@ def _identity(tensor: torch.Tensor) -> object:
     if tensor.layout != torch.strided:
         return id(tensor)
     place = tensor.untyped_storage().data_ptr(), tensor.storage_offset()
-    return (*place, tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device))
+    view = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
+    return (*place, *view, str(tensor.device))
 
 
 def _spec(names: tuple[str, ...], tensor: torch.Tensor, kind: str, persistent: bool) -> TargetSpec:

@@ -146,6 +146,16 @@ def settings_from(options: Mapping[str, Any]) -> Settings:
     return Settings(**values)
 
 
+def bound_of_shards(value: Any) -> int | None:
+    """``max_shard_bytes`` as given, or None.
+
+    Raises:
+        TypeError: not a whole number.
+        ValueError: not positive.
+    """
+    return None if value is None else _positive("max_shard_bytes", value, 1)
+
+
 def _dtype(value: object) -> DType | None:
     dtype = parse_dtype(value)
     if dtype is not None and (not dtype.is_floating or dtype.torch_name is None):

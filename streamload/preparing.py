@@ -12,6 +12,7 @@ from streamload.engine.layers import OnLayer
 from streamload.options import Settings
 from streamload.planning import Plan
 from streamload.quantizing import quantizer_for
+from streamload.sharing import in_place_problems
 
 __all__ = ["hook_for", "prepare"]
 
@@ -23,6 +24,8 @@ def prepare(plan: Plan, module: nn.Module | None, settings: Settings) -> Plan:
         MissingExtraError: ``quantize`` without torchao.
     """
     problems = [why for device in _devices(settings) if (why := unusable(device))]
+    if module is not None:
+        problems += in_place_problems(module, plan)
     asked = _asked(settings)
     held = [t.name for t in plan.tensors if not t.is_new]
     if asked and held:

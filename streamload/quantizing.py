@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from streamload.engine.layers import AHEAD, OnLayer, in_blocks
-from streamload.engine.passing import empty_pages
+from streamload.engine.pages import empty_pages
 from streamload.engine.threads import use_one_torch_thread
 from streamload.errors import MissingExtraError
 from streamload.planning.records import Plan, PlannedTensor

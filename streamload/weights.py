@@ -57,6 +57,9 @@ def empty_weights() -> Iterator[None]:
     ever: a causal mask or position ids registered in ``__init__`` have their values. Memory that
     ``torch.empty`` reserves for a parameter is let go untouched, so that it is never used.
 
+    Code in a constructor that needs a parameter's values, as ``weight.max().item()`` or
+    ``if weight.any()`` do, gets torch's own RuntimeError for meta tensors: there are none yet.
+
     Holds for the calling thread only; may be nested; what was before is back after it, also
     after an exception.
     """

@@ -1,10 +1,13 @@
 """Nothing here may depend on the machine's own caches or settings."""
 
 import pytest
+import tqdm
 from hypothesis import settings
 
 settings.register_profile("here", deadline=None, print_blob=True)
 settings.load_profile("here")
+# transformers' progress bars start a thread that watches them; tests count threads.
+tqdm.tqdm.monitor_interval = 0
 
 
 @pytest.fixture(autouse=True)

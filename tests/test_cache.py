@@ -290,3 +290,16 @@ def test_where_it_is(monkeypatch, variables, expected):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.platform", "linux")
     assert cache_folder() == expected
+
+
+@pytest.mark.parametrize("name", ["__metadata__", "a\ud800"])
+def test_a_name_that_no_entry_can_hold_is_loaded_all_the_same(cache, tmp_path, name):
+    torch.save({name: torch.ones(3), "w": torch.ones(2)}, tmp_path / "x.bin")
+    module = torch.nn.Module()
+    with streamload.empty_weights():
+        module.register_parameter(name, torch.nn.Parameter(torch.zeros(3)))
+        module.register_parameter("w", torch.nn.Parameter(torch.zeros(2)))
+    report = streamload.load_into(module, tmp_path / "x.bin", cache=True)
+    assert said(report, "cache not written")
+    assert torch.equal(module.get_parameter(name).detach(), torch.ones(3))
+    assert not cache.exists() or os.listdir(cache) == []

@@ -207,6 +207,30 @@ class TestRefused:
         with pytest.raises(WriteError, match=r"other\.safetensors\.index\.json"):
             streamload.convert(gpt2, tmp_path)
 
+    @pytest.mark.parametrize(
+        ("name", "dtype", "says"),
+        [
+            ("w", torch.complex128, "complex128"),
+            ("__metadata__", torch.float32, "header"),
+            ("a\ud800", torch.float32, "Unicode"),
+        ],
+    )
+    def test_what_safetensors_cannot_hold(self, tmp_path, name, dtype, says):
+        torch.save({name: torch.ones(2, dtype=dtype), "v": torch.ones(1)}, tmp_path / "x.bin")
+        shown = repr(name)[1:-1]
+        for out in ("out", "out.safetensors"):
+            with pytest.raises(PlanError, match="cannot be written") as info:
+                streamload.convert(tmp_path / "x.bin", tmp_path / out)
+            assert f"{shown}' cannot be written" in str(info.value)
+            assert says in str(info.value)
+        assert os.listdir(tmp_path) == ["x.bin"]
+        assert torch.equal(stored(tmp_path / "x.bin")[name], torch.ones(2, dtype=dtype))
+
+    def test_a_path_that_no_system_takes(self, gpt2, tmp_path):
+        for name in ("a\0b", "a\0b.safetensors"):
+            with pytest.raises(WriteError, match=r"a\\x00b"):
+                streamload.convert(gpt2, os.path.join(tmp_path, name))
+
 
 class TestOntoItself:
     def test_folder(self, gpt2, tmp_path):

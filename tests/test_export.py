@@ -15,7 +15,7 @@ from torch import nn
 
 import streamload
 from streamload import Concat, HeadSplit, NameMap, Rule, Split, Transpose
-from streamload.errors import WriteError
+from streamload.errors import WriteError, printable
 from streamload.writing import atomic, pipeline
 from tests.tiny import (
     GPT2_CONFIG,
@@ -178,6 +178,21 @@ class TestOtherModules:
         with pytest.raises(streamload.PlanError, match="'w'"):
             streamload.export(module, tmp_path / "o.safetensors", mapping={"stored": "other"})
 
+    def test_uneven_parts_of_heads_are_refused(self, tmp_path):
+        module = bag_of({"w": values(1, 12, 5), "v": values(2, 18, 5)}, device="cpu")
+        table = NameMap((Rule("fused", ("w", "v"), HeadSplit(3, 2)),))
+        with pytest.raises(streamload.PlanError, match=r"'w', 'v'.*equal parts"):
+            streamload.export(module, tmp_path / "o.safetensors", mapping=table)
+        assert os.listdir(tmp_path) == []
+
+    @pytest.mark.parametrize("other", [Rule("x", "v"), Rule("x", "v", Transpose())])
+    def test_two_tensors_under_one_published_name_are_refused(self, tmp_path, other):
+        module = bag_of({"w": values(1, 3, 3), "v": values(2, 3, 3)}, device="cpu")
+        table = NameMap((Rule("x", "w"), other))
+        with pytest.raises(streamload.PlanError, match=r"'x' would be written twice.*'w'.*'v'"):
+            streamload.export(module, tmp_path / "o.safetensors", mapping=table)
+        assert os.listdir(tmp_path) == []
+
     def test_a_module_without_values(self, tmp_path):
         with pytest.raises(streamload.PlanError, match=r"'tok_embed\.weight'.*meta"):
             streamload.export(meta_gpt2(), tmp_path / "out")
@@ -201,6 +216,80 @@ class TestOtherModules:
         found = stored(tmp_path / "out.safetensors")
         assert found["a"].shape == (0, 3)
         assert found["b"].shape == ()
+
+
+class TestOtherIndexes:
+    """What an index in the folder says, whoever wrote it, costs nobody a file or a value."""
+
+    @pytest.mark.parametrize("options", [{}, {"max_shard_bytes": 300}])
+    @pytest.mark.parametrize("name", ["other.safetensors.index.json", "X.SAFETENSORS.INDEX.JSON"])
+    def test_a_foreign_one_would_go_on_deciding(self, model, tmp_path, options, name):
+        write(tmp_path / "out" / "old.safetensors", {"w": values(1, 3)})
+        (tmp_path / "out" / name).write_text('{"weight_map": {"w": "old.safetensors"}}')
+        before = sorted(os.listdir(tmp_path / "out"))
+        with pytest.raises(WriteError, match=rf"{name}.*another folder"):
+            streamload.export(model, tmp_path / "out", **options)
+        assert sorted(os.listdir(tmp_path / "out")) == before
+
+    def test_only_safetensors_of_the_folder_are_taken_for_old_ones(self, model, tmp_path):
+        out = tmp_path / "out"
+        write(out / "old.safetensors", {"w": values(1, 3)})
+        write(out / "part" / "x.safetensors", {"v": values(1, 3)})
+        kept = ["notes.txt", "config.yaml", "pytorch_model.bin", "folder.safetensors/x"]
+        (out / "folder.safetensors").mkdir()
+        for name in kept:
+            (out / name).write_text("mine")
+        named = [*kept[:3], "folder.safetensors", "part/x.safetensors", "old.safetensors", "gone"]
+        weight_map = {f"t{i}": name for i, name in enumerate(named)}
+        index = out / "model.safetensors.index.json"
+        index.write_text(json.dumps({"weight_map": weight_map}))
+        streamload.export(model, out)
+        assert all((out / name).read_text() == "mine" for name in kept)
+        assert (out / "part" / "x.safetensors").exists()
+        assert not (out / "old.safetensors").exists()
+        assert not index.exists()
+        assert_gpt2(out)
+
+
+class TestUnwritable:
+    """What no reader of safetensors would take is refused by name before anything is written."""
+
+    def refuse(self, module, tmp_path, match):
+        for name in ("out", "x.safetensors"):
+            with pytest.raises(streamload.PlanError, match=match):
+                streamload.export(module, tmp_path / name)
+        assert os.listdir(tmp_path) == []
+
+    def test_a_type_it_has_not(self, tmp_path):
+        module = nn.Module()
+        module.w = nn.Parameter(torch.zeros(2, dtype=torch.complex128))
+        self.refuse(module, tmp_path, "'w' cannot be written: .* complex128")
+
+    def test_the_name_of_the_header_itself(self, tmp_path):
+        module = bag_of({"__metadata__": torch.zeros(2)}, device="cpu")
+        self.refuse(module, tmp_path, "'__metadata__' cannot be written")
+
+    def test_a_name_that_is_no_text(self, tmp_path):
+        module = bag_of({"a\ud800": torch.zeros(2)}, device="cpu")
+        self.refuse(module, tmp_path, r"'a\\ud800' cannot be written: .*Unicode")
+
+    def test_a_configuration_with_odd_text_is_escaped(self, model, tmp_path):
+        model.published_config = {**GPT2_CONFIG, "note": "ü\ud800"}
+        streamload.export(model, tmp_path / "out")
+        assert json.loads((tmp_path / "out" / "config.json").read_text())["note"] == "ü\ud800"
+
+
+@pytest.mark.parametrize(
+    ("most", "kind"),
+    [(0, ValueError), (-1, ValueError), (True, TypeError), (1.5, TypeError), ("9", TypeError)],
+)
+def test_a_bound_that_is_none(model, folder, tmp_path, most, kind):
+    for name in ("out", "x.safetensors"):
+        with pytest.raises(kind, match="max_shard_bytes"):
+            streamload.export(model, tmp_path / name, max_shard_bytes=most)
+        with pytest.raises(kind, match="max_shard_bytes"):
+            streamload.convert(folder, tmp_path / name, max_shard_bytes=most)
+    assert os.listdir(tmp_path) == ["gpt2"]
 
 
 class TestFailures:
@@ -425,7 +514,12 @@ def test_two_exports_at_once_to_one_path_leave_one_whole_file(model, tmp_path):
         ("taken/x.safetensors", {}, WriteError),
         ("x.safetensors", {"max_shard_bytes": 100}, ValueError),
         ("x", {"dtype": "int8"}, ValueError),
-        ("a\0b", {}, (ValueError, WriteError)),
+        ("a\0b", {}, WriteError),
+        ("a\0b.safetensors", {}, WriteError),
+        ("a\0b/x.safetensors", {}, WriteError),
+        ("a\0b/x", {"max_shard_bytes": 300}, WriteError),
+        ("a\ud800", {}, WriteError),
+        ("a\ud800.safetensors", {}, WriteError),
     ],
 )
 def test_where_to(model, tmp_path, path, options, kind):
@@ -435,8 +529,10 @@ def test_where_to(model, tmp_path, path, options, kind):
         streamload.export(model, tmp_path / path, **options)
         assert_gpt2(tmp_path / path)
         return
-    with pytest.raises(kind):
+    with pytest.raises(kind) as info:
         streamload.export(model, os.path.join(tmp_path, path), **options)
+    if kind is WriteError:
+        assert printable(os.path.join(tmp_path, path)) in str(info.value)
     assert (tmp_path / "taken").read_text() == "a file"
 
 

@@ -32,6 +32,7 @@ ORDER = (
     "engine",
     "memory_check",
     "quantizing",
+    "sharing",
     "preparing",
     "building",
     "iterating",

@@ -32,6 +32,7 @@ from streamload.errors import (
 from streamload.options import Settings
 from streamload.planning import MappedView, Plan, PlannedTensor
 from streamload.planning.memory import needed_bytes, staging_bytes
+from streamload.planning.writable import name_fault
 from streamload.report import MemoryReport, format_bytes
 from streamload.sources.addresses import file_identity
 from streamload.sources.base import Source
@@ -143,6 +144,9 @@ class Cache:
             self.notices.append(f"cache written: {printable(self.path)} ({format_bytes(nbytes)})")
 
     def _write(self, tensors: Mapping[str, torch.Tensor], notices: Sequence[str]) -> int:
+        for tensor in self.plan.tensors:
+            if why := name_fault(tensor.name):
+                raise WriteError(why, path=self.path, tensor=tensor.name)
         folder = os.path.dirname(self.path)
         with translated(folder):
             os.makedirs(folder, exist_ok=True)

@@ -10,7 +10,7 @@ import click
 
 from streamload.cli.options import common_options
 from streamload.cli.tables import columns, heading, say
-from streamload.cli.types import BYTES, DTYPE
+from streamload.cli.types import BLOCK_BYTES, DTYPE
 from streamload.errors import printable
 
 _HEAD = (
@@ -32,7 +32,7 @@ _HEAD = (
 @click.argument("path")
 @click.option("--dtype", type=DTYPE, help="Cast floating-point tensors: bfloat16, float16, ...")
 @click.option("--workers", type=click.IntRange(min=1), help="Threads that read and cast.")
-@click.option("--chunk-bytes", type=BYTES, help="Size of a block, like 4MiB.")
+@click.option("--chunk-bytes", type=BLOCK_BYTES, help="Size of a block, like 4MiB.")
 @click.option(
     "--rounds",
     type=click.IntRange(min=1),

@@ -27,14 +27,14 @@ _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
 )
 @common_options
 def command(action: str, as_json: bool) -> None:
-    r"""Look after the converted copies that --cache keeps.
+    """Look after the converted copies that --cache keeps.
 
     \b
     ACTION is one of:
       list    their sizes, ages and what they were made from (the default)
       verify  read all of them and compare checksums; exits with 1 if one is damaged
       clear   remove all of them
-    """
+    """  # noqa: D301 - click wants the backspace itself
     entries = clear_cache() if action == "clear" else list_cache()
     problems = [p for entry in entries for p in verify_entry(entry)] if action == "verify" else []
     if as_json:

@@ -25,7 +25,7 @@ from streamload.cli.types import INDICES
 )
 @common_options
 def command(what: str, folder: str | None, as_json: bool, **options: Any) -> None:
-    r"""Fetch a checkpoint into DIR; what is there already is not fetched again.
+    """Fetch a checkpoint into DIR; what is there already is not fetched again.
 
     \b
     WHAT is one of:
@@ -33,7 +33,7 @@ def command(what: str, folder: str | None, as_json: bool, **options: Any) -> Non
                               the same name loads
       neox-20b                GPT-NeoX-20B's raw partitions, from --base-url; without DIR
                               into data/neox_fast if that exists, else data/neox
-    """
+    """  # noqa: D301 - click wants the backspace itself
     from streamload.downloading import download
 
     with progress_bar("fetching") as progress:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -17,9 +18,22 @@ import click
 
 from streamload.errors import MemoryBudgetError, PlanError, StreamloadError, printable
 
-__all__ = ["exit_code", "failure_as_dict", "failures_as_one_line", "one_line"]
+__all__ = ["as_options", "exit_code", "failure_as_dict", "failures_as_one_line", "one_line"]
 
 _MOST_LINES = 4
+# Keyword arguments as the library's messages spell them; not inside a path or a quoted name.
+_BEFORE = r"(?<![\w/.=\-'\"])"
+_FLAGS = (
+    ("force=True (--force)", "--force"),
+    ("force=True", "--force"),
+    ("cache=True", "--cache"),
+    ("check_memory=False", "--no-check-memory"),
+    ("strict=False", "--no-strict"),
+)
+_VALUES = re.compile(
+    _BEFORE + r"(dtype|mode|layout|device|ties|overflow|replicas|quantize|prefix|workers|layers|"
+    r"base_url|chunk_bytes|max_shard_bytes|top_k)=('[^']*'|[\w.:]*)"
+)
 _CLICKS_OWN = (click.ClickException, click.exceptions.Exit, click.Abort, SystemExit)
 
 
@@ -35,6 +49,17 @@ def exit_code(error: BaseException) -> int | None:
     return None
 
 
+def as_options(text: str) -> str:
+    """Keyword arguments in a message as the command line spells them: ``--dtype bfloat16``."""
+    for argument, option in _FLAGS:
+        text = re.sub(_BEFORE + re.escape(argument), option, text)
+    return _VALUES.sub(_as_option, text)
+
+
+def _as_option(match: re.Match[str]) -> str:
+    return f"--{match[1].replace('_', '-')} {match[2].strip(chr(39))}".rstrip()
+
+
 def one_line(error: BaseException) -> str:
     """The message on one line, cut after the first few problems."""
     if isinstance(error, KeyboardInterrupt):
@@ -48,7 +73,7 @@ def one_line(error: BaseException) -> str:
     line = text[0]
     for part in text[1:]:
         line += f" {part}" if line.endswith(":") else f"; {part}"
-    return line
+    return as_options(line)
 
 
 def printable_lines(error: BaseException) -> list[str]:

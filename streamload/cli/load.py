@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from streamload.cli.errors import as_options
 from streamload.cli.options import common_options, given, load_options
 from streamload.cli.progress import progress_bar
 from streamload.cli.tables import say
@@ -52,4 +53,4 @@ def command(
     if as_json:
         say(json.dumps(report.to_dict()))
     else:
-        say(report.to_text(verbose=verbose))
+        say(as_options(report.to_text(verbose=verbose)))

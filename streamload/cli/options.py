@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from streamload.cli.types import BYTES, DEVICE, DTYPE, INDICES
+from streamload.cli.types import BLOCK_BYTES, DEVICE, DTYPE, INDICES
 
 __all__ = ["common_options", "given", "load_options"]
 
@@ -27,7 +27,7 @@ _LOAD_OPTIONS = (
         help="Of transposed weights. [default: contiguous when streaming, stored when mapping]",
     ),
     click.option("--workers", type=click.IntRange(min=1), help="Threads that read and cast."),
-    click.option("--chunk-bytes", type=BYTES, help="Size of a block, like 4MiB."),
+    click.option("--chunk-bytes", type=BLOCK_BYTES, help="Size of a block, like 4MiB."),
     click.option("--layers", type=INDICES, help="Only these blocks, like 0,1,5-7."),
     click.option("--prefix", help="Only names under it, taken off."),
     click.option(

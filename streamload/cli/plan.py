@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from streamload.cli.advice import slow_notes, smaller_ways
+from streamload.cli.errors import as_options
 from streamload.cli.ledger import ledger_lines
 from streamload.cli.options import common_options, given, load_options
 from streamload.cli.tables import heading, say
@@ -37,7 +38,7 @@ def command(path: str, as_json: bool, **options: Any) -> None:
     if as_json:
         say(json.dumps({**report.to_dict(), "ok": report.ok and fits}))
     else:
-        say("\n".join(_as_text(path, report, fits=fits)))
+        say(as_options("\n".join(_as_text(path, report, fits=fits))))
     if not report.ok:
         raise SystemExit(1)
     if not fits:

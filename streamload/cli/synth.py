@@ -35,7 +35,7 @@ _ONLY_RAW = ("partitions", "hidden", "vocab_size", "sparse")
 @click.option("--sparse", is_flag=True, default=None, help=f"{_RAW}: full sizes, no data on disk.")
 @common_options
 def command(name: str, directory: str, as_json: bool, **options: Any) -> None:
-    r"""Write a checkpoint of random weights in the exact layout published under NAME.
+    """Write a checkpoint of random weights in the exact layout published under NAME.
 
     Nothing is downloaded. The same options give the same bytes.
 
@@ -45,7 +45,7 @@ def command(name: str, directory: str, as_json: bool, **options: Any) -> None:
       llama-3.2-1b llama-tiny  mistral-7b mistral-tiny
       qwen2.5-0.5b qwen2-tiny  qwen3-0.6b qwen3-tiny
       pythia-1b neox-tiny  neox-20b-raw
-    """
+    """  # noqa: D301 - click wants the backspace itself
     from streamload.synthesis import synthesize, synthesize_neox_raw
 
     chosen = given(options)

@@ -9,7 +9,7 @@ import click
 
 from streamload.dtypes import parse_dtype
 
-__all__ = ["BYTES", "DEVICE", "DTYPE", "INDICES", "TOKENS"]
+__all__ = ["BLOCK_BYTES", "BYTES", "DEVICE", "DTYPE", "INDICES", "TOKENS"]
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[Any]
@@ -25,6 +25,9 @@ class ByteSize(_ParamType):
 
     name = "bytes"
 
+    def __init__(self, *, least: int = 1) -> None:
+        self._least = least
+
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | None:
@@ -35,6 +38,8 @@ class ByteSize(_ParamType):
         size = int(float(match[1]) * _UNITS[match[2]]) if match and match[2] in _UNITS else 0
         if size <= 0:
             self.fail(f"{value!r} is not a size like 4194304, 4MiB or 1.5GB", param, ctx)
+        if size < self._least:
+            self.fail(f"{value!r} is too small: at least {self._least} bytes", param, ctx)
         return size
 
 
@@ -112,6 +117,8 @@ class DTypeName(_ParamType):
 
 
 BYTES = ByteSize()
+# A read that brings less costs more in calls than in bytes.
+BLOCK_BYTES = ByteSize(least=4096)
 INDICES = Indices()
 DEVICE = Device()
 DTYPE = DTypeName()

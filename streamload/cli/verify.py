@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
+from streamload.cli.errors import as_options
 from streamload.cli.options import common_options, given
 from streamload.cli.progress import progress_bar
 from streamload.cli.tables import say
-from streamload.cli.types import BYTES, DTYPE
+from streamload.cli.types import BLOCK_BYTES, DTYPE
 
 
 @click.command(
@@ -21,7 +22,7 @@ from streamload.cli.types import BYTES, DTYPE
 @click.option("--dtype", type=DTYPE, help="With --against: compare after a cast to it.")
 @click.option("--strict", is_flag=True, help="NaN and infinite values are a failure too.")
 @click.option("--workers", type=click.IntRange(min=1), help="Threads that read.")
-@click.option("--chunk-bytes", type=BYTES, help="Size of a block, like 4MiB.")
+@click.option("--chunk-bytes", type=BLOCK_BYTES, help="Size of a block, like 4MiB.")
 @common_options
 def command(path: str, strict: bool, as_json: bool, **options: Any) -> None:
     """Read all of the checkpoint at PATH once, and say what is odd or damaged.
@@ -39,6 +40,6 @@ def command(path: str, strict: bool, as_json: bool, **options: Any) -> None:
         raise click.UsageError("--dtype needs --against")
     with progress_bar("verifying") as progress:
         report = verify(path, progress=progress, **chosen)
-    say(json.dumps(report.to_dict()) if as_json else report.to_text())
+    say(json.dumps(report.to_dict()) if as_json else as_options(report.to_text()))
     if not report.ok or (strict and report.non_finite):
         raise SystemExit(1)

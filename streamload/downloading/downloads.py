@@ -114,7 +114,7 @@ def download(
         address = base_url or os.environ.get(_BASE_URL_VARIABLE)
         if not address:
             raise ValueError(
-                f"{_NEOX} needs base_url (or ${_BASE_URL_VARIABLE}): the address of the folder "
+                f"{_NEOX} needs base_url= (or ${_BASE_URL_VARIABLE}): the address of the folder "
                 "that holds 20B_tokenizer.json, configs/20B.yml, latest and global_step150000/"
             )
         target = given or neox_folder(os.environ.get(_DATA_VARIABLE) or "data")

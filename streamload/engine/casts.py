@@ -6,22 +6,36 @@ from functools import cache
 
 import torch
 
-__all__ = ["can_overflow", "count_overflows", "overflowed"]
+__all__ = ["can_overflow", "count_overflows", "overflowed", "saturated", "saturates"]
 
 # torch has no sum() for the 8-bit floats; they are looked at through float32.
 _SUMMABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# Has no infinity: torch turns all that is too large into its largest value.
+_SATURATING = (torch.float8_e4m3fn,)
+
+
+def saturates(target: torch.dtype) -> bool:
+    """True if what is too large for ``target`` becomes its largest value, which looks sound."""
+    return target in _SATURATING
+
+
+def saturated(source: torch.Tensor, target: torch.dtype) -> torch.Tensor:
+    """Where ``source`` is finite and beyond the largest value of ``target`` (a BOOL tensor)."""
+    wide = _wide(source)
+    return torch.isfinite(wide) & (wide.abs() > torch.finfo(target).max)
 
 
 @cache
 def can_overflow(stored: torch.dtype, target: torch.dtype) -> bool:
-    """True if a finite value of ``stored`` may become infinite (or NaN) in ``target``."""
+    """True if a finite value of ``stored`` may be too large for ``target``."""
     if stored == target or not (stored.is_floating_point and target.is_floating_point):
         return False
     return torch.finfo(stored).max > torch.finfo(target).max
 
 
 def count_overflows(source: torch.Tensor, cast: torch.Tensor) -> int:
-    """Finite values of ``source`` that are not finite in ``cast`` (equal shapes).
+    """Finite values of ``source`` that are not finite in ``cast``, or cut to its largest value
+    (equal shapes).
 
     A sum is the sentinel: it is finite only if every value is. It costs a tenth of an exact
     count, which is made only where it is not (also where the values merely add up to infinity).
@@ -34,5 +48,10 @@ def overflowed(source: torch.Tensor, cast: torch.Tensor) -> torch.Tensor | None:
     """True where a finite value became infinite or NaN; None where a glance shows there is none."""
     if cast.dtype in _SUMMABLE and bool(torch.isfinite(cast.sum())):
         return None
-    wide = source.float() if source.dtype.itemsize == 1 else source
-    return torch.isfinite(wide) & ~torch.isfinite(cast.float())
+    if saturates(cast.dtype):
+        return saturated(source, cast.dtype)
+    return torch.isfinite(_wide(source)) & ~torch.isfinite(cast.float())
+
+
+def _wide(values: torch.Tensor) -> torch.Tensor:
+    return values.float() if values.dtype.itemsize == 1 else values

@@ -12,7 +12,7 @@ from streamload.dtypes import BY_NAME
 from streamload.engine.casts import can_overflow, count_overflows, overflowed
 from streamload.engine.chunks import Block, Part
 from streamload.engine.lane import ReadElements, Sink
-from streamload.engine.pages import populate
+from streamload.engine.pages import empty_pages, populate
 from streamload.errors import CheckpointError
 from streamload.planning.records import PlannedTensor
 from streamload.specs import numel
@@ -35,7 +35,7 @@ class Buffer:
         nbytes = count * dtype.itemsize
         if self._bytes.numel() < nbytes:
             self._bytes = torch.empty(0, dtype=torch.uint8)  # let the old one go first
-            self._bytes = torch.empty(nbytes, dtype=torch.uint8)
+            self._bytes = empty_pages((nbytes,), torch.uint8)
         return self._bytes[:nbytes].view(dtype)
 
 
@@ -83,7 +83,10 @@ class CpuWorker:
         self, block: Block, stored: torch.dtype, read: ReadElements, sinks: Sequence[Sink]
     ) -> None:
         """See LaneWorker."""
-        if block.staged:
+        if read.held is not None and not (block.staged and _casts(block, stored, sinks)):
+            for part in block.parts:
+                _copy_part(read.held[block.start : block.stop], part, sinks[part.target])
+        elif block.staged:
             self._carry_panel(block, stored, read, sinks)
         elif block.direct and sinks[block.parts[0].target].tensor.dtype == stored:
             self._carry_direct(block, read, sinks)
@@ -158,6 +161,10 @@ def refuse_odd_bools(values: torch.Tensor) -> None:
     """Raise CheckpointError for bytes that are neither 0 nor 1, which torch would keep."""
     if values.numel() and int(values.view(torch.uint8).max()) > 1:
         raise CheckpointError("a BOOL tensor holds a byte that is neither 0 nor 1")
+
+
+def _casts(block: Block, stored: torch.dtype, sinks: Sequence[Sink]) -> bool:
+    return any(sinks[part.target].tensor.dtype != stored for part in block.parts)
 
 
 def _prepare(sink: Sink, part: Part) -> None:

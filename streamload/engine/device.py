@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from streamload.dtypes import BY_NAME
-from streamload.engine.casts import can_overflow
+from streamload.engine.casts import can_overflow, saturated, saturates
 from streamload.engine.chunks import Block, Part
 from streamload.engine.cpu import refuse_odd_bools
 from streamload.engine.lane import ReadElements, Sink
@@ -169,7 +169,11 @@ def scatter(
     offset = target.storage_offset() + part.target_offset
     view = torch.as_strided(target, part.shape, part.target_strides, offset)
     view.copy_(picked)
-    if lost is not None:
+    if lost is None:
+        return
+    if saturates(view.dtype):
+        lost += saturated(picked, view.dtype).sum().to(lost.device)
+    else:
         # No look at the values from the host, which would have to wait for them.
         lost += (_finite(picked) - _finite(view).to(picked.device)).to(lost.device)
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from streamload.dtypes import BY_NAME
 from streamload.engine.chunks import Block, cut
 from streamload.planning.records import Plan, PlannedTensor
 from streamload.sources.base import Source
+from streamload.sources.blocks import bytes_of
 from streamload.specs import Extent, Move, TensorSpec
 
-__all__ = ["Job", "JobQueue", "jobs_of", "reader"]
+__all__ = ["Job", "JobQueue", "Reader", "jobs_of"]
 
 # How far the page cache is asked to read ahead of the workers.
 READAHEAD_BYTES = 48 << 20
+_MOST_AHEAD = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,28 +81,27 @@ def jobs_of(
                 yield Job(spec, (block,))
 
 
-def reader(source: Source, spec: TensorSpec) -> Callable[[int, int, memoryview], None]:
-    """A function that fills a buffer with stored elements [start, stop) of one tensor."""
-    size = BY_NAME[spec.dtype].itemsize
-    extent = spec.extent
-    if extent is not None:
-        file, base = extent.file, extent.offset
+class Reader:
+    """Reads stored elements of one tensor; see ReadElements."""
 
-        def read(start: int, stop: int, buffer: memoryview) -> None:
-            part = Extent(file, base + start * size, (stop - start) * size)
-            source.read_into(part, buffer, tensor=spec.name)
+    def __init__(self, source: Source, spec: TensorSpec) -> None:
+        self._source = source
+        self._spec = spec
+        self._size = BY_NAME[spec.dtype].itemsize
+        self.held = source.held(spec.name)
+        if self.held is None and spec.extent is None:
+            self.held = source.tensor(spec.name).contiguous().view(-1)
 
-        return read
-
-    from streamload.sources.blocks import bytes_of
-
-    whole = source.tensor(spec.name).contiguous()
-
-    def read_whole(start: int, stop: int, buffer: memoryview) -> None:
-        # `whole` is named here so that it lives as long as this function.
-        buffer[:] = bytes_of(whole)[start * size : stop * size]
-
-    return read_whole
+    def __call__(self, start: int, stop: int, buffer: memoryview, /) -> None:
+        """Fill ``buffer`` with the elements [start, stop)."""
+        size = self._size
+        extent = self._spec.extent
+        if self.held is not None:
+            buffer[:] = bytes_of(self.held)[start * size : stop * size]
+        else:
+            assert extent is not None, "without an extent the tensor is held"
+            part = Extent(extent.file, extent.offset + start * size, (stop - start) * size)
+            self._source.read_into(part, buffer, tensor=self._spec.name)
 
 
 class JobQueue:
@@ -116,7 +117,7 @@ class JobQueue:
         """The next job, or None at the end; and extents that are due soon."""
         due: list[Extent] = []
         with self._lock:
-            while self._ahead_bytes < READAHEAD_BYTES:
+            while self._ahead_bytes < READAHEAD_BYTES and len(self._ahead) < _MOST_AHEAD:
                 job = next(self._jobs, None)
                 if job is None:
                     break

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import torch
 
@@ -13,8 +13,19 @@ from streamload.planning.records import PlannedTensor
 
 __all__ = ["Lane", "LaneWorker", "ReadElements", "Sink"]
 
-# Fills a writable buffer with the stored elements [start, stop) of one tensor.
-ReadElements: TypeAlias = Callable[[int, int, memoryview], None]
+
+class ReadElements(Protocol):
+    """Fills a writable buffer with the stored elements [start, stop) of one tensor.
+
+    Attributes:
+        held: all elements as a flat tensor in memory order, if they are in host memory already;
+            never to be written to.
+    """
+
+    held: torch.Tensor | None
+
+    def __call__(self, start: int, stop: int, buffer: memoryview, /) -> None:
+        """Fill ``buffer``, which is the caller's throughout."""
 
 
 @dataclass(slots=True)

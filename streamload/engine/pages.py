@@ -1,8 +1,12 @@
-"""Asks the kernel for a run of fresh pages at once instead of by one fault each.
+"""Pages from the kernel: a run of fresh ones at once, and memory that is given back at once.
 
 The first touch of new memory is the largest cost of a load: 4 KiB at a time, each by an exception.
 ``MADV_POPULATE_WRITE`` (Linux 5.14) makes the same pages in one call, at about four fifths of the
 price. Elsewhere, or where the kernel refuses, pages come one by one as ever.
+
+What malloc hands out in pieces of some megabytes it keeps when they are freed, and small things
+that live on between them keep it from ever giving them back. Buffers, and tensors that come and
+go, are therefore mapped one by one (``empty_pages``).
 """
 
 from __future__ import annotations
@@ -13,12 +17,16 @@ import sys
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["populate"]
+import torch
+
+__all__ = ["empty_pages", "populate"]
 
 _MADV_POPULATE_WRITE = 23
 # Below this a few faults are cheaper than a call.
 _LEAST_BYTES = 128 << 10
 _PAGE = mmap.PAGESIZE
+# Below this, pages that are not full weigh more than what malloc keeps.
+_LEAST_MAPPED_BYTES = 256 << 10
 
 
 @lru_cache(maxsize=1)
@@ -48,3 +56,25 @@ def populate(address: int, nbytes: int) -> None:
     madvise = _madvise()
     if madvise is not None:
         madvise(start, stop - start, _MADV_POPULATE_WRITE)
+
+
+def empty_pages(
+    shape: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...] | None = None
+) -> torch.Tensor:
+    """A tensor in host memory, its values not set; dense, contiguous without ``strides``."""
+    count = 1
+    for size in shape:
+        count *= size
+    nbytes = count * dtype.itemsize
+    if nbytes < _LEAST_MAPPED_BYTES:
+        flat = torch.empty(count, dtype=dtype, device="cpu")
+    else:
+        flat = torch.frombuffer(_anonymous(nbytes), dtype=dtype, count=count)
+    return flat.view(shape) if strides is None else torch.as_strided(flat, shape, strides)
+
+
+def _anonymous(nbytes: int) -> mmap.mmap:
+    if sys.platform == "win32":
+        return mmap.mmap(-1, nbytes)
+    # Private, or it would count as shared memory.
+    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

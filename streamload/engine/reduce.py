@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from streamload.engine.casts import can_overflow, count_overflows
-from streamload.engine.jobs import reader
+from streamload.engine.jobs import Reader
 from streamload.errors import CheckpointError
 from streamload.planning.records import Comparison, Plan, PlannedTensor
 from streamload.sources.base import Source
@@ -19,7 +19,7 @@ def _stored_values(plan: Plan, source: Source, name: str) -> torch.Tensor:
     """All elements of a stored tensor, flat, in memory order."""
     spec = plan.stored[name]
     values = torch.empty(numel(spec.shape), dtype=torch_dtype(spec.dtype))
-    reader(source, spec)(0, values.numel(), bytes_of(values))
+    Reader(source, spec)(0, values.numel(), bytes_of(values))
     return values
 
 
@@ -113,7 +113,7 @@ def _equal_blocks(plan: Plan, source: Source, one: Move, two: Move) -> bool:
     """Bit by bit, one block of each at a time."""
     spec = plan.stored[one.stored_name]
     dtype = torch_dtype(spec.dtype)
-    reads = [reader(source, plan.stored[m.stored_name]) for m in (one, two)]
+    reads = [Reader(source, plan.stored[m.stored_name]) for m in (one, two)]
     step = max(plan.options.chunk_bytes // dtype.itemsize, 1)
     for start in range(0, one.shape[0], step):
         count = min(step, one.shape[0] - start)

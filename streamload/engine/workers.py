@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from streamload.engine.jobs import Job, JobQueue, reader
+from streamload.engine.jobs import Job, JobQueue, Reader
 from streamload.engine.lane import Lane, LaneWorker, Sink
 from streamload.engine.threads import use_one_torch_thread
 from streamload.errors import CheckpointError
@@ -135,7 +135,7 @@ class Crew:
                 self._news.notify()
 
     def _carry(self, job: Job, worker: LaneWorker) -> None:
-        read = reader(self._source, job.spec)
+        read = Reader(self._source, job.spec)
         dtype = torch_dtype(job.spec.dtype)
         try:
             for block in job.blocks:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamload.mapping.binding import Binding, bind_equal, bind_table
+from streamload.mapping.fields import too_many
 from streamload.mapping.registry import known_model_types, mappings_for
 from streamload.mapping.rules import NameMap
 from streamload.specs import Catalog
@@ -29,6 +30,8 @@ def choose_mapper(
     tables = _tables(config)
     if not tables:
         return None
+    if targets is None and too_many(tables[0].layers, len(catalog)):
+        return tables[0]  # planning refuses it
     start = f"{prefix.rstrip('.')}." if prefix else ""
     stored = {n[len(start) :]: spec for n, spec in catalog.items() if n.startswith(start)}
     wanted = tables[0].target_names() if targets is None else set(targets)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from streamload.mapping.rules import KNOWN_WRAPPERS, NameMap, Rule
+from streamload.mapping.templates import NUMBER
 
 __all__ = ["KNOWN_BUFFERS", "KNOWN_RENAMES", "layer_of"]
 
@@ -27,6 +28,6 @@ KNOWN_RENAMES = {"embed_out.weight": "lm_head.weight", "lm_head.weight": "embed_
 def layer_of(name: str) -> int | None:
     """The block index in a name: its first part that is a number."""
     for part in name.split("."):
-        if part.isdigit():
+        if NUMBER.fullmatch(part):
             return int(part)
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from streamload.mapping.fields import truth, whole
 from streamload.mapping.rules import NameMap, Rule
 from streamload.mapping.transforms import Transpose
 
@@ -28,7 +29,7 @@ _BLOCK = (
 
 def gpt2_map(config: Mapping[str, Any]) -> NameMap:
     """The table for a GPT-2 ``config.json``; only ``n_layer`` and the tie are looked at."""
-    tied = bool(config.get("tie_word_embeddings", True))
+    tied = truth(config, "tie_word_embeddings", True)
     rules = [
         Rule("wte.weight", "tok_embed.weight", optional=tied),
         Rule("wpe.weight", "pos_embed.weight"),
@@ -50,10 +51,9 @@ def gpt2_map(config: Mapping[str, Any]) -> NameMap:
         Rule("h.{layer}.attn.bias", ndim=4),
         Rule("h.{layer}.attn.masked_bias", ndim=0),
     ]
-    layers = config.get("n_layer")
     return NameMap(
         tuple(rules),
-        layers=int(layers) if layers is not None else None,
+        layers=whole(config, "n_layer"),
         ties=(("tok_embed.weight", "lm_head.weight"),) if tied else (),
         model_type="gpt2",
     )

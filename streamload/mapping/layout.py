@@ -17,9 +17,11 @@ __all__ = [
     "Layout",
     "LayoutError",
     "Piece",
+    "axis_of",
     "coalesced",
     "concat",
     "inverse",
+    "is_order",
     "stored_order_strides",
 ]
 
@@ -66,7 +68,7 @@ class Layout:
 
     def permute(self, dims: Sequence[int]) -> Layout:
         """Target dimension ``i`` becomes what ``dims[i]`` was."""
-        if sorted(dims) != list(range(len(self.shape))):
+        if not is_order(dims, len(self.shape)):
             raise LayoutError(f"cannot permute shape {list(self.shape)} by {list(dims)}")
         place = {old: new for new, old in enumerate(dims)}
         pieces = tuple(
@@ -81,6 +83,7 @@ class Layout:
 
     def narrow(self, dim: int, start: int, length: int) -> Layout:
         """Only ``length`` places from ``start`` along ``dim``."""
+        dim = axis_of(dim, self.shape)
         if not 0 <= start <= start + length <= self.shape[dim]:
             raise LayoutError(
                 f"rows {start} to {start + length} are outside shape {list(self.shape)}"
@@ -91,6 +94,7 @@ class Layout:
 
     def unflatten(self, dim: int, sizes: Shape) -> Layout:
         """Dimension ``dim`` becomes the row-major dimensions ``sizes``."""
+        dim = axis_of(dim, self.shape)
         if numel(sizes) != self.shape[dim]:
             raise LayoutError(f"cannot view size {self.shape[dim]} as {list(sizes)}")
         layout = self
@@ -135,16 +139,35 @@ class Layout:
         return piece.offset, tuple(strides)
 
 
+def axis_of(dim: int, shape: Sequence[int]) -> int:
+    """``dim``, or what a negative one counts to from the end, as in torch.
+
+    Raises:
+        LayoutError: the shape has no such dimension.
+    """
+    if not -len(shape) <= dim < len(shape):
+        raise LayoutError(f"shape {list(shape)} has no dimension {dim}")
+    return dim % len(shape)
+
+
+def is_order(dims: Sequence[int], count: int) -> bool:
+    """True if ``dims`` name each of ``count`` dimensions once, none of them from the end."""
+    return sorted(dims) == list(range(count))
+
+
 def concat(layouts: Sequence[Layout], dim: int) -> Layout:
     """All ``layouts`` behind each other along ``dim``."""
+    if not layouts:
+        raise LayoutError("there is nothing to concatenate")
     first = layouts[0].shape
+    dim = axis_of(dim, first)
     pieces: list[Piece] = []
     position = 0
     for layout in layouts:
         same = len(layout.shape) == len(first) and all(
             a == b or i == dim for i, (a, b) in enumerate(zip(layout.shape, first, strict=True))
         )
-        if not same or dim >= len(first):
+        if not same:
             shapes = " + ".join(str(list(part.shape)) for part in layouts)
             raise LayoutError(f"cannot concatenate {shapes} along dimension {dim}")
         pieces.extend(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from streamload.mapping.fields import truth, whole
 from streamload.mapping.rules import NameMap, Rule
 from streamload.mapping.transforms import Concat, Identity, Interleaved
 
@@ -20,7 +21,7 @@ _TIE = ("tok_embed.weight", "lm_head.weight")
 def llama_map(config: Mapping[str, Any]) -> NameMap:
     """The published names, for a ``config.json`` of any of the four families."""
     kind = str(config.get("model_type", "llama"))
-    tied = bool(config.get("tie_word_embeddings", False))
+    tied = truth(config, "tie_word_embeddings", False)
     block = "model.layers.{layer}."
     rules = [
         Rule("model.embed_tokens.weight", "tok_embed.weight", optional=tied),
@@ -51,10 +52,10 @@ def llama_meta_map(config: Mapping[str, Any]) -> NameMap:
     """
     kind = str(config.get("model_type", "llama"))
     sizes = _qkv_sizes(config)
-    heads = config.get("num_attention_heads")
+    heads = whole(config, "num_attention_heads", least=1)
     if sizes is None or heads is None:
         raise ValueError("Meta's names need num_attention_heads and the size of a head")
-    tied = bool(config.get("tie_word_embeddings", False))
+    tied = truth(config, "tie_word_embeddings", False)
     block = "layers.{layer}."
     each = (Interleaved(heads), Interleaved(_kv_heads(config, heads)), Identity())
     parts = tuple(f"{block}attention.w{part}.weight" for part in "qkv")
@@ -76,10 +77,9 @@ def llama_meta_map(config: Mapping[str, Any]) -> NameMap:
 
 
 def _name_map(rules: list[Rule], config: Mapping[str, Any], kind: str, tied: bool) -> NameMap:
-    layers = config.get("num_hidden_layers")
     return NameMap(
         tuple(rules),
-        layers=int(layers) if layers is not None else None,
+        layers=whole(config, "num_hidden_layers"),
         ties=(_TIE,) if tied else (),
         model_type=kind,
     )
@@ -97,7 +97,7 @@ def _linear(published: str, local: str, has_bias: bool) -> list[Rule]:
 
 
 def _feed_forward(config: Mapping[str, Any], kind: str, block: str) -> list[Rule]:
-    has_bias = kind == "llama" and bool(config.get("mlp_bias"))
+    has_bias = kind == "llama" and truth(config, "mlp_bias", False)
     return [
         rule
         for part in ("gate", "up", "down")
@@ -120,21 +120,23 @@ def _qkv(config: Mapping[str, Any], kind: str, block: str) -> list[Rule]:
 
 def _has_output_bias(config: Mapping[str, Any], kind: str) -> bool:
     """``attention_bias`` is for q, k, v and the output; Mistral and Qwen2 do not know it."""
-    return kind in ("llama", "qwen3") and bool(config.get("attention_bias"))
+    return kind in ("llama", "qwen3") and truth(config, "attention_bias", False)
 
 
 def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
-    return int(config.get("num_key_value_heads") or heads)
+    return whole(config, "num_key_value_heads", least=1) or heads
 
 
 def _qkv_sizes(config: Mapping[str, Any]) -> tuple[int, int, int] | None:
     """Rows of q, k and v; None if the configuration does not say, then the shapes decide."""
-    heads, width = config.get("num_attention_heads"), config.get("hidden_size")
-    size = config.get("head_dim")
+    heads = whole(config, "num_attention_heads", least=1)
+    width = whole(config, "hidden_size", least=1)
+    size = whole(config, "head_dim", least=1)
     if size is None and config.get("model_type") == "qwen3":
         size = 128  # what Qwen3 means by leaving it out, whatever the width
     if heads is None or (size is None and width is None):
         return None
-    size = int(size) if size is not None else int(width or 0) // int(heads)
+    if size is None:
+        size = (width or 0) // heads
     shared = _kv_heads(config, heads) * size
-    return int(heads) * size, shared, shared
+    return heads * size, shared, shared

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from streamload.mapping.fields import truth, whole
 from streamload.mapping.rules import KNOWN_WRAPPERS, NameMap, Rule
 from streamload.mapping.transforms import Concat, Mean, Sum, Transform
 
@@ -63,14 +64,14 @@ def neox_raw_map(config: Mapping[str, Any]) -> NameMap:
     Raises:
         ValueError: the configuration does not say how many layers there are.
     """
-    layers = config.get("num_hidden_layers")
+    layers = whole(config, "num_hidden_layers")
     if layers is None:
         raise ValueError("raw partitions need num_hidden_layers")
-    parallel = bool(config.get("use_parallel_residual", True))
+    parallel = truth(config, "use_parallel_residual", True)
     shared: Transform = Sum() if parallel else Mean()
     tied = _is_tied(config)
     block = "layer_{layer+2}.model_{rank}."
-    norm, head = (f"layer_{int(layers) + after}.model_{{rank}}." for after in (3, 4))
+    norm, head = (f"layer_{layers + after}.model_{{rank}}." for after in (3, 4))
     rules = [
         Rule(
             "layer_0.model_{rank}.word_embeddings.weight",
@@ -110,10 +111,9 @@ def neox_raw_map(config: Mapping[str, Any]) -> NameMap:
 def _name_map(
     rules: list[Rule], config: Mapping[str, Any], *, ties: bool, notices: tuple[str, ...] = ()
 ) -> NameMap:
-    layers = config.get("num_hidden_layers")
     return NameMap(
         tuple(rules),
-        layers=int(layers) if layers is not None else None,
+        layers=whole(config, "num_hidden_layers"),
         ties=(_TIE,) if ties else (),
         wrappers=(*KNOWN_WRAPPERS, "gpt_neox"),
         model_type="gpt_neox",
@@ -122,12 +122,12 @@ def _name_map(
 
 
 def _is_tied(config: Mapping[str, Any]) -> bool:
-    return bool(config.get("tie_word_embeddings", False))
+    return truth(config, "tie_word_embeddings", False)
 
 
 def _ends(config: Mapping[str, Any], published: str) -> tuple[str, ...]:
     """Weight and bias; attention has none if ``attention_bias`` is false."""
-    bare = published.startswith("attention.") and not config.get("attention_bias", True)
+    bare = published.startswith("attention.") and not truth(config, "attention_bias", True)
     return ("weight",) if bare else ("weight", "bias")
 
 

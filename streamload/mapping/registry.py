@@ -54,7 +54,7 @@ def mappings_for(model_type: str, config: Mapping[str, Any]) -> tuple[NameMap, .
     for table in _tables(model_type):
         try:
             made.append(table({**config, "model_type": model_type}))
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, ArithmeticError):
             # A config that cannot be followed does not stop a load by other names.
             continue
     return tuple(made)

@@ -21,6 +21,16 @@ def _texts(value: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
+def _check_transform(transform: object) -> None:
+    """Refuse what is no transform here, where the table is written, not midway in a load."""
+    methods = (getattr(transform, name, None) for name in ("forward", "source_shapes"))
+    if isinstance(transform, type) or not all(map(callable, methods)):
+        shown = transform.__name__ if isinstance(transform, type) else repr(transform)
+        raise TypeError(
+            f"a Rule's transform is an object like Transpose() or Concat(0, (8, 8)), not {shown}"
+        )
+
+
 @dataclass(frozen=True, init=False)
 class Rule:
     """Stored names → local names, by whole-segment templates.
@@ -52,6 +62,8 @@ class Rule:
         ndim: int | None = None,
         optional: bool = False,
     ) -> None:
+        if transform is not None:
+            _check_transform(transform)
         values = {
             "sources": _texts(sources),
             "targets": _texts(targets),
@@ -65,6 +77,18 @@ class Rule:
             Template(text)  # raises ValueError on a malformed template
         if not self.sources:
             raise ValueError("a Rule needs at least one source")
+        self._check_places()
+
+    def _check_places(self) -> None:
+        """Placeholders must be fillable both ways: bind fills targets, an export sources."""
+        by_layer = [t.has("layer") for t in self.source_templates]
+        if any(by_layer) != all(by_layer):
+            raise ValueError(f"sources {self.sources}: {{layer}} must be in all of them or in none")
+        for target in self.target_templates:
+            if target.has("rank"):
+                raise ValueError(f"target {target.text!r}: {{rank}} may only stand in sources")
+            if target.has("layer") and not by_layer[0]:
+                raise ValueError(f"target {target.text!r} has {{layer}}, its sources have not")
 
     @property
     def ignores(self) -> bool:

@@ -10,10 +10,13 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-__all__ = ["Template", "name_key"]
+__all__ = ["NUMBER", "Template", "name_key"]
 
-_PLACE = re.compile(r"\{(layer|rank)(?:\+(\d+))?\}")
-_NUMBER = re.compile(r"\d+")
+_PLACE = re.compile(r"\{(layer|rank)(?:\+([0-9]{1,9}))?\}")
+_NUMBER = re.compile(r"[0-9]+")
+# What a placeholder stands for: other digits than these are letters of a name, and no file has
+# so many blocks that a longer number is one.
+NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def name_key(name: str) -> tuple[str, tuple[str, ...]]:
@@ -45,7 +48,7 @@ class Template:
         """For each number of the key: a placeholder with its shift, or a literal."""
         marked = _PLACE.sub(lambda m: f"<{m[1]},{m[2] or 0}>", self.text)
         slots: list[tuple[str, int] | str] = []
-        for m in re.finditer(r"<(layer|rank),(\d+)>|\d+", marked):
+        for m in re.finditer(r"<(layer|rank),([0-9]+)>|[0-9]+", marked):
             slots.append((m[1], int(m[2])) if m[1] else m[0])
         return tuple(slots)
 
@@ -57,6 +60,8 @@ class Template:
                 if number != slot:
                     return None
                 continue
+            if not NUMBER.fullmatch(number):
+                return None
             which, shift = slot
             value = int(number) - shift
             if value < 0 or str(value + shift) != number or found.get(which, value) != value:

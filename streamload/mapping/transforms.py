@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
-from streamload.mapping.layout import Layout, LayoutError, concat
+from streamload.mapping.layout import Layout, LayoutError, axis_of, concat, is_order
 from streamload.specs import Shape
 
 __all__ = [
@@ -80,6 +80,36 @@ def _one(layouts: Sequence[Layout], transform: _Base) -> Layout:
     return layouts[0]
 
 
+def _at_least_one(transform: _Base, **numbers: int) -> None:
+    for name, value in numbers.items():
+        if not isinstance(value, int) or value < 1:
+            kind = type(transform).__name__
+            raise ValueError(f"{kind}: {name} must be a whole number of at least 1: {value!r}")
+
+
+def _set_sizes(transform: _Base, sizes: Sequence[int] | None) -> None:
+    """As a tuple, since transforms are hashed."""
+    if sizes is None:
+        return
+    if not sizes or any(size < 0 for size in sizes):
+        raise ValueError(f"{type(transform).__name__}: sizes cannot be {list(sizes)}")
+    object.__setattr__(transform, "sizes", tuple(sizes))
+
+
+def _resized(shape: Shape, dim: int, size: int) -> Shape:
+    return (*shape[:dim], size, *shape[dim + 1 :])
+
+
+def _listed(shapes: Sequence[Shape]) -> str:
+    return " and ".join(str(list(shape)) for shape in shapes)
+
+
+def _keeps_one(step: Transform) -> bool:
+    if isinstance(step, Chain):
+        return all(map(_keeps_one, step.steps))
+    return isinstance(step, (Identity, Transpose, Permute, Interleaved))
+
+
 @dataclass(frozen=True, slots=True)
 class Identity(_Base):
     """The stored tensor as it is."""
@@ -108,7 +138,7 @@ class Transpose(_Base):
 
     def _dims(self, count: int) -> list[int]:
         dims = list(range(count))
-        if max(self.first, self.second) >= count:
+        if not all(-count <= dim < count for dim in (self.first, self.second)):
             raise LayoutError(f"cannot transpose a tensor of {count} dimensions")
         dims[self.first], dims[self.second] = dims[self.second], dims[self.first]
         return dims
@@ -130,15 +160,28 @@ class Permute(_Base):
 
     dims: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dims", tuple(self.dims))
+
+    def _dims(self, shape: Shape) -> list[int]:
+        dims = [axis_of(dim, shape) for dim in self.dims]
+        if not is_order(dims, len(shape)):
+            raise LayoutError(f"cannot permute shape {list(shape)} by {list(self.dims)}")
+        return dims
+
     def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
         """One source, one target."""
         del targets
-        return [_one(layouts, self).permute(self.dims)]
+        layout = _one(layouts, self)
+        return [layout.permute(self._dims(layout.shape))]
 
     def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
         """The shape before the reordering."""
-        back = sorted(range(len(self.dims)), key=self.dims.__getitem__)
-        return [tuple(shape[d] for d in back) for shape in targets]
+        made: list[Shape] = []
+        for shape in targets:
+            dims = self._dims(shape)
+            made.append(tuple(shape[dims.index(d)] for d in range(len(dims))))
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +196,21 @@ class Concat(_Base):
     sizes: tuple[int, ...] | None = None
     each: tuple[Transform, ...] = ()
 
+    def __post_init__(self) -> None:
+        _set_sizes(self, self.sizes)
+        object.__setattr__(self, "each", tuple(self.each))
+        if any(step.reduces for step in self.each):
+            raise ValueError("Concat: each= may re-lay a part, not add or average")
+        if self.each and self.sizes is not None and len(self.each) != len(self.sizes):
+            raise ValueError(f"Concat: {len(self.each)} in each=, {len(self.sizes)} in sizes=")
+
     def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
         """Several sources, one target."""
         del targets
         parts = list(layouts)
         if self.each:
+            if len(self.each) != len(parts):
+                raise LayoutError(f"each= is for {len(self.each)} parts, not {len(parts)}")
             pairs = zip(self.each, layouts, strict=True)
             parts = [part for step, one in pairs for part in step.forward([one], [None])]
         return [concat(parts, self.dim)]
@@ -166,10 +219,13 @@ class Concat(_Base):
         """The parts' shapes, by ``sizes``."""
         if self.sizes is None:
             raise LayoutError("Concat needs sizes= to go back")
+        if len(targets) != 1:
+            raise LayoutError(f"concat gives 1 tensor, not {len(targets)}")
         (shape,) = targets
-        if len(shape) <= self.dim or shape[self.dim] != sum(self.sizes):
+        dim = axis_of(self.dim, shape)
+        if shape[dim] != sum(self.sizes):
             raise LayoutError(f"cannot cut shape {list(shape)} into {list(self.sizes)}")
-        parts = [(*shape[: self.dim], size, *shape[self.dim + 1 :]) for size in self.sizes]
+        parts = [_resized(shape, dim, size) for size in self.sizes]
         if not self.each:
             return parts
         pairs = zip(self.each, parts, strict=True)
@@ -186,10 +242,14 @@ class Split(_Base):
     dim: int = 0
     sizes: tuple[int, ...] | None = None
 
-    def _sizes(self, total: int, targets: Sequence[Shape | None]) -> Sequence[int]:
+    def __post_init__(self) -> None:
+        _set_sizes(self, self.sizes)
+
+    def _sizes(self, shape: Shape, dim: int, targets: Sequence[Shape | None]) -> Sequence[int]:
         if self.sizes is not None:
             return self.sizes
-        known = [s[self.dim] for s in targets if s is not None and len(s) > self.dim]
+        total = shape[dim]
+        known = [s[dim] for s in targets if s is not None and len(s) == len(shape)]
         if len(known) == len(targets) and sum(known) == total:
             return known
         if total % len(targets):
@@ -199,21 +259,26 @@ class Split(_Base):
     def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
         """One source, several targets."""
         layout = _one(layouts, self)
-        if self.dim >= len(layout.shape):
-            raise LayoutError(f"cannot split shape {list(layout.shape)} along {self.dim}")
-        sizes = self._sizes(layout.shape[self.dim], targets)
-        if sum(sizes) != layout.shape[self.dim]:
-            raise LayoutError(f"cannot split {layout.shape[self.dim]} rows into {list(sizes)}")
+        dim = axis_of(self.dim, layout.shape)
+        sizes = self._sizes(layout.shape, dim, targets)
+        if sum(sizes) != layout.shape[dim]:
+            raise LayoutError(f"cannot split {layout.shape[dim]} rows into {list(sizes)}")
         starts = accumulate(sizes, initial=0)
-        return [
-            layout.narrow(self.dim, start, size) for start, size in zip(starts, sizes, strict=False)
-        ]
+        return [layout.narrow(dim, start, size) for start, size in zip(starts, sizes, strict=False)]
 
     def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
         """The parts put together."""
         first = targets[0]
-        total = sum(shape[self.dim] for shape in targets)
-        return [(*first[: self.dim], total, *first[self.dim + 1 :])]
+        dim = axis_of(self.dim, first)
+        if any(
+            len(shape) != len(first) or _resized(shape, dim, first[dim]) != first
+            for shape in targets
+        ):
+            raise LayoutError(f"{_listed(targets)} are not parts of one tensor")
+        sizes = tuple(shape[dim] for shape in targets)
+        if self.sizes is not None and self.sizes != sizes:
+            raise LayoutError(f"the parts are {list(sizes)} rows, not {list(self.sizes)}")
+        return [_resized(first, dim, sum(sizes))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +287,9 @@ class HeadSplit(_Base):
 
     heads: int
     parts: int = 3
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, heads=self.heads, parts=self.parts)
 
     @property
     def label(self) -> str:
@@ -242,6 +310,8 @@ class HeadSplit(_Base):
     def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
         """The fused shape."""
         first = targets[0]
+        if len(targets) != self.parts or not first or any(shape != first for shape in targets):
+            raise LayoutError(f"{_listed(targets)} are not {self.parts} equal parts")
         return [(first[0] * self.parts, *first[1:])]
 
 
@@ -253,6 +323,9 @@ class Interleaved(_Base):
     """
 
     heads: int
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, heads=self.heads)
 
     def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
         """One source, one target."""
@@ -278,7 +351,7 @@ class _Reduction(_Base):
         del targets
         first = layouts[0]
         if any(layout.shape != first.shape for layout in layouts):
-            shapes = " and ".join(str(list(layout.shape)) for layout in layouts)
+            shapes = _listed([layout.shape for layout in layouts])
             raise LayoutError(f"cannot take the {self.label} of {shapes}")
         return [Layout(first.shape, tuple(p for layout in layouts for p in layout.pieces))]
 
@@ -320,6 +393,12 @@ class Chain(_Base):
     steps: tuple[Transform, ...]
 
     def __init__(self, *steps: Transform) -> None:
+        if not steps:
+            raise ValueError("a Chain needs at least one step")
+        if any(step.reduces for step in steps[1:]):
+            raise ValueError("Chain: Sum and Mean must be the first step")
+        if steps[0].reduces and not all(map(_keeps_one, steps[1:])):
+            raise ValueError("Chain: after Sum or Mean only re-layouts of one tensor may come")
         object.__setattr__(self, "steps", steps)
 
     @property

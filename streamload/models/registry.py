@@ -9,7 +9,7 @@ from typing import Any, cast
 from streamload.models.decoder import Decoder
 from streamload.models.llama_config import layer_types_of
 
-__all__ = ["MODEL_TYPES", "build_model", "select_layers", "with_layer_count"]
+__all__ = ["MODEL_TYPES", "LayersError", "build_model", "select_layers", "with_layer_count"]
 
 _MODELS = {
     "gpt2": ("streamload.models.gpt", "GPT"),
@@ -20,6 +20,10 @@ _MODELS = {
     "gpt_neox": ("streamload.models.neox", "NeoX"),
 }
 MODEL_TYPES = tuple(_MODELS)
+
+
+class LayersError(ValueError):
+    """Blocks were asked for that the model does not have; its configuration is not at fault."""
 
 
 def build_model(model_type: str, config: Mapping[str, Any]) -> Decoder:
@@ -58,8 +62,12 @@ def select_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str,
     name = _layer_count_field(config)
     total = config.get(name)
     wrong = [n for n in layers if n < 0 or (isinstance(total, int) and n >= total)]
-    if wrong or not layers:
-        raise ValueError(f"layers {list(layers)} are not all among the {total} of the model")
+    if not layers:
+        raise ValueError("layers: at least one block is needed")
+    if wrong:
+        which = f"{_ranges(wrong)} {'does' if len(wrong) == 1 else 'do'} not exist"
+        blocks = f"blocks 0 to {total - 1}" if isinstance(total, int) else "no negative indices"
+        raise LayersError(f"layers {which}: this model has {blocks}")
     moved = list(layers) != list(range(len(layers)))
     if moved and config.get("scale_attn_by_inverse_layer_idx"):
         raise ValueError(
@@ -72,6 +80,17 @@ def select_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str,
     if types is not None:
         chosen["layer_types"] = [types[n] for n in layers]
     return chosen
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """``12-99, 104``: whole numbers as people list them."""
+    runs: list[list[int]] = []
+    for n in sorted(numbers):
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
 def _known(model_type: object) -> str:

@@ -121,7 +121,7 @@ def _layer_count_problems(
     stored: Mapping[str, TensorSpec], binding: Binding, expected: int
 ) -> list[str]:
     found = _layers_found(stored, binding)
-    if found == set(range(expected)):
+    if len(found) == expected and found == set(range(len(found))):
         return []
     have = f"{len(found)} layers ({listed(sorted(found))})" if found else "no layers"
     return [f"expected_layers={expected}, but the file has {have}"]

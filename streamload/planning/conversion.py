@@ -85,7 +85,7 @@ def _published_table(config: Mapping[str, Any] | None, catalog: Catalog) -> Name
         return None
     try:
         table = mapping_for(str(model_type), config)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, ArithmeticError):
         return None  # as for a load: a config that cannot be followed leaves names as they are
     if table.layers is not None:
         return table

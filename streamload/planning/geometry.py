@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from streamload.mapping.applying import apply
 from streamload.mapping.layout import Layout, stored_order_strides
 from streamload.mapping.transforms import Transform
 from streamload.specs import Move, Shape, contiguous_strides
@@ -73,8 +74,6 @@ def geometries(
         wanted: shapes of the targets where they are known.
 
     Raises:
-        LayoutError: the shapes do not fit the transform.
+        LayoutError: the shapes do not fit the transform, or it does not cover a target.
     """
-    pairs = enumerate(zip(shapes, strides, strict=True))
-    sources = [Layout.whole(i, shape, steps) for i, (shape, steps) in pairs]
-    return tuple(Geometry(layout) for layout in transform.forward(sources, wanted))
+    return tuple(Geometry(layout) for layout in apply(transform, shapes, strides, wanted))

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from streamload.dtypes import BY_NAME, DType
+from streamload.mapping.applying import apply
 from streamload.mapping.layout import Layout, LayoutError, inverse
 from streamload.mapping.rules import NameMap, Rule
 from streamload.planning.problems import listed
 from streamload.planning.records import Plan, PlannedTensor, PlanOptions, Targets
+from streamload.planning.summary import layer_problem
 from streamload.report import LoadedTensor, LoadReport
 from streamload.specs import Move, Shape, TensorSpec, contiguous_strides, numel
 
@@ -22,6 +24,7 @@ class _Draft:
     options: PlanOptions
     placed: list[PlannedTensor] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
+    written_from: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
 
@@ -78,6 +81,10 @@ def _plain(draft: _Draft, name: str) -> None:
 def _walk(draft: _Draft, name_map: NameMap, first_name: Mapping[str, str]) -> None:
     """Every rule whose targets the module has; an alias of a tie already written is left out."""
     written: set[str] = set()
+    absurd = layer_problem(name_map, len(draft.stored))
+    if absurd:
+        draft.problems.append(absurd)
+        return
     for rule, layer in name_map.expand():
         locals_ = tuple(template.fill(layer=layer) for template in rule.target_templates)
         if not locals_ or not all(name in draft.stored for name in locals_):
@@ -97,23 +104,47 @@ def _walk(draft: _Draft, name_map: NameMap, first_name: Mapping[str, str]) -> No
 def _go_back(draft: _Draft, rule: Rule, layer: int | None, locals_: tuple[str, ...]) -> None:
     shapes = [draft.stored[name].shape for name in locals_]
     published = [template.fill(layer=layer) for template in rule.source_templates]
+    local = ", ".join(map(repr, locals_))
     try:
-        wanted = rule.transform.source_shapes(shapes)
-        layouts = rule.transform.forward(
-            [Layout.whole(i, shape) for i, shape in enumerate(wanted)], list(shapes)
-        )
+        wanted, layouts = _back(rule, shapes, len(published))
     except LayoutError as error:
-        draft.problems.append(f"{', '.join(map(repr, locals_))} cannot be exported: {error}")
+        draft.problems.append(f"{local} cannot be exported: {error}")
         return
     moves: dict[str, list[Move]] = {name: [] for name in published}
     for name, layout in zip(locals_, layouts, strict=True):
         strides = draft.stored[name].strides or contiguous_strides(layout.shape)
         for move in layout.moves(published, strides):
             moves[move.stored_name].append(inverse(move, name))
+    for name in published:
+        if name in draft.written_from:
+            draft.problems.append(
+                f"{name!r} would be written twice: from {draft.written_from[name]} and from {local}"
+            )
+        draft.written_from[name] = local
     for name, shape in zip(published, wanted, strict=True):
         draft.placed.append(
             _planned(draft, name, locals_, shape, tuple(moves[name]), rule.transform.label)
         )
+
+
+def _back(rule: Rule, shapes: list[Shape], count: int) -> tuple[list[Shape], list[Layout]]:
+    """Shapes of the published tensors, and the layouts of the module's in them.
+
+    Raises:
+        LayoutError: what is published would not give the module's tensors again, or not all of
+            it would be written.
+    """
+    wanted = list(rule.transform.source_shapes(shapes))
+    if len(wanted) != count:
+        kind = rule.transform.label or "a plain copy"
+        raise LayoutError(f"{kind} goes back to {len(wanted)} tensors, not {count}")
+    layouts = apply(rule.transform, wanted, [None] * count, shapes)
+    for layout, shape in zip(layouts, shapes, strict=True):
+        if layout.shape != shape:
+            raise LayoutError(f"shape {list(layout.shape)} comes back, not {list(shape)}")
+    if sum(map(numel, wanted)) != sum(map(numel, shapes)):
+        raise LayoutError("the parts do not fill what is published")
+    return wanted, layouts
 
 
 def _planned(

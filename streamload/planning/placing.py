@@ -110,12 +110,29 @@ def _places(
     if made != needed:
         joined = " + ".join(spec.name for spec in specs)
         draft.mismatches += [
-            ShapeMismatch(joined, specs[0].shape if len(specs) == 1 else own, target, shape)
+            ShapeMismatch(
+                joined,
+                specs[0].shape if len(specs) == 1 else own,
+                target,
+                shape,
+                _as_stored(assignment, shape) if len(specs) == len(made) == 1 else "",
+            )
             for target, own, shape in zip(assignment.targets, made, needed, strict=True)
             if own != shape
         ]
         return []
     return places
+
+
+def _as_stored(assignment: Assignment, needed: Shape) -> str:
+    """Which shape the file should have, where a transform makes that another than the module's."""
+    try:
+        (shape,) = assignment.transform.source_shapes([needed])
+    except (LayoutError, ValueError):
+        return ""
+    return (
+        "" if shape == needed else f"{list(shape)} as stored, before {assignment.transform.label}"
+    )
 
 
 def _unfit_parts(

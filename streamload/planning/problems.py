@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from streamload.report import ShapeMismatch
 from streamload.specs import TensorSpec
 
-__all__ = ["explain", "listed"]
+__all__ = ["explain", "fold", "listed"]
 
 # Comparing every name with every other is quadratic: only the first few get a suggestion.
 _SUGGESTED = 5
 _COMPARED = 2000
-_SCALES = ("_scale_inv", "_scale", ".scales", "_scales", ".scale")
+_SCALE = re.compile("scale|absmax|amax", re.IGNORECASE)
+_NAMED = 3
+# A problem of one target, as ``place`` words it: "'stored name': 'target' reason".
+_OF_ONE = re.compile(r"(?:.+?): (?P<target>'[^']+') (?P<reason>.+)", re.DOTALL)
 
 
 def listed(values: Iterable[object], most: int = 8) -> str:
@@ -21,6 +25,24 @@ def listed(values: Iterable[object], most: int = 8) -> str:
     items = list(values)
     shown = ", ".join(map(str, items[:most]))
     return f"{shown}, … ({len(items)} in all)" if len(items) > most else shown
+
+
+def fold(problems: Sequence[str]) -> list[str]:
+    """Problems for one line: what many targets have in common is said once, with a few names."""
+    groups: dict[str, list[str]] = {}
+    for problem in problems:
+        match = _OF_ONE.fullmatch(problem)
+        groups.setdefault(match["reason"] if match else problem, []).append(problem)
+    folded = []
+    for reason, members in groups.items():
+        if len(members) == 1 or members[0] == reason:
+            folded.append(members[0])
+            continue
+        matches = (_OF_ONE.fullmatch(member) for member in members[:_NAMED])
+        names = ", ".join(match["target"] for match in matches if match)
+        more = ", …" if len(members) > _NAMED else ""
+        folded.append(f"each of {len(members)} tensors ({names}{more}) {reason}")
+    return folded
 
 
 def explain(
@@ -54,11 +76,35 @@ def explain(
             f"on meta and not in any file ({len(left)}): {listed(map(repr, left))}; build the "
             "module under streamload.empty_weights(), which keeps buffers real"
         )
-    problems, notices = list(found), list(_scale_notices((*unexpected, *ignored), stored))
+    unused = (*unexpected, *(stored[name].name for name in ignored))
+    problems, notices = list(found), list(_scale_notices(unused, stored))
     (problems if strict else notices).extend(lines)
     if not loaded:
-        problems.append("nothing would be loaded: no stored name fits the model")
+        cause = _why_nothing(problems, missing, unexpected, mismatches, stored)
+        problems.append(f"nothing would be loaded: {cause}")
     return problems, notices
+
+
+def _why_nothing(
+    problems: Sequence[str],
+    missing: Sequence[str],
+    unexpected: Sequence[str],
+    mismatches: Sequence[ShapeMismatch],
+    stored: Mapping[str, TensorSpec],
+) -> str:
+    """The first cause in sight, unless ``problems`` have it already."""
+    if not stored:
+        return "no tensors are stored here"
+    if mismatches:
+        first = "" if problems else f"; the first: {mismatches[0]}"
+        return f"names fit, shapes do not ({len(mismatches)}){first}"
+    if not unexpected:
+        return "what was chosen has no tensor that can be"
+    if problems:
+        return "no stored name fits the model"
+    first = f"; the first: {_with_hints(unexpected[:1], missing)} has no place"
+    wanted = f", {missing[0]!r} is wanted" if missing else ""
+    return f"no stored name fits the model{first}{wanted}"
 
 
 def _with_hints(names: Sequence[str], others: Sequence[str]) -> str:
@@ -73,13 +119,32 @@ def _with_hints(names: Sequence[str], others: Sequence[str]) -> str:
     return ", ".join(shown) + more
 
 
-def _scale_notices(unexpected: Sequence[str], stored: Mapping[str, TensorSpec]) -> Iterable[str]:
-    """An FP8 weight whose scale is not used must not pass as plain numbers."""
-    for name in unexpected:
-        for ending in _SCALES:
-            weight = stored.get(name.removesuffix(ending)) if name.endswith(ending) else None
-            if weight is not None and weight.dtype.startswith(("F8", "F6", "F4")):
+def _scale_notices(unused: Iterable[str], stored: Mapping[str, TensorSpec]) -> Iterable[str]:
+    """An FP8 weight whose scale is not used must not pass as plain numbers.
+
+    Makers of such files call the scale as they like, so that any name is taken for one that
+    speaks of a scale or a greatest value. It is the weight's whose name it begins with
+    (``w.weight_scale``), else that of all weights of its module (``w.scale``).
+    """
+    scales = [name for name in unused if _SCALE.search(_leaf(name))]
+    if not scales:
+        return
+    names = {spec.name: spec for spec in stored.values()}
+    weights: dict[str, list[TensorSpec]] = {}
+    for name, spec in names.items():
+        if spec.dtype.startswith(("F8", "F6", "F4")) and not _SCALE.search(_leaf(name)):
+            weights.setdefault(name.rpartition(".")[0], []).append(spec)
+    for scale in scales:
+        starts = [scale[:at] for at in range(len(scale) - 1, 0, -1) if scale[at] in "._"]
+        owner = next((names[start] for start in starts if start in names), None)
+        beside = weights.get(scale.rpartition(".")[0], ())
+        for weight in beside if owner is None else [owner]:
+            if weight in weights.get(weight.name.rpartition(".")[0], ()):
                 yield (
-                    f"{weight.name!r} is {weight.dtype} and its scale {name!r} is not applied: "
+                    f"{weight.name!r} is {weight.dtype} and its scale {scale!r} is not applied: "
                     "the values are off by that scale"
                 )
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]

@@ -9,6 +9,7 @@ from typing import Any
 
 from streamload.dtypes import BY_NAME, DType
 from streamload.errors import PlanError, printable
+from streamload.planning.problems import fold
 from streamload.report import LoadReport, MemoryReport
 from streamload.specs import Move, Shape, numel
 
@@ -192,8 +193,9 @@ class Plan:
         """Raise PlanError with all problems in one line, unless the plan holds."""
         if self.ok:
             return
-        first = "; ".join(self.problems[:_SHOWN])
-        count = len(self.problems)
+        problems = fold(self.problems)
+        first = "; ".join(problems[:_SHOWN])
+        count = len(problems)
         more = f"; … and {count - _SHOWN} more" if count > _SHOWN else ""
         raise PlanError(f"{printable(self.report.source)}: {first}{more}", report=self.report)
 

@@ -7,19 +7,31 @@ from collections.abc import Sequence
 from streamload.dtypes import BY_NAME
 from streamload.mapping.binding import Mapper
 from streamload.mapping.common import layer_of
+from streamload.mapping.fields import layer_count_field, short, too_many
 from streamload.mapping.rules import NameMap
 from streamload.planning.placing import Draft
 from streamload.planning.problems import listed
 from streamload.planning.records import PlannedTensor, TargetSpec
 from streamload.report import LoadedTensor
 
-__all__ = ["common_dtype", "find_gaps", "loaded_entries", "map_notices", "tied_groups"]
+__all__ = [
+    "common_dtype",
+    "find_gaps",
+    "layer_problem",
+    "loaded_entries",
+    "map_notices",
+    "tied_groups",
+]
 
 
 def find_gaps(draft: Draft, mapper: Mapper | None) -> tuple[list[str], list[str]]:
     """Names that nothing fills (``missing``), and names left on meta (``unfilled``)."""
     wrong = {entry.name for entry in draft.mismatches} | draft.troubled
     if draft.targets is None:
+        absurd = layer_problem(mapper, len(draft.stored))
+        if absurd:
+            draft.problems.append(absurd)
+            return [], []
         expected = _expected(mapper, draft.options.layers)
         return [n for n in expected if n not in draft.placed and n not in wrong], []
     missing: list[str] = []
@@ -39,6 +51,15 @@ def find_gaps(draft: Draft, mapper: Mapper | None) -> tuple[list[str], list[str]
     if kept:
         draft.notices.append(f"buffers not in the file, kept as built: {listed(kept)}")
     return missing, unfilled
+
+
+def layer_problem(mapper: Mapper | None, tensors: int) -> str | None:
+    """Why a table is not walked through layer by layer, if its number of layers is absurd."""
+    if not isinstance(mapper, NameMap) or not too_many(mapper.layers, tensors):
+        return None
+    of_config = f"config.json: {layer_count_field(mapper.model_type)!r}"
+    field = of_config if mapper.model_type else "the table's layers="
+    return f"{field} is {short(mapper.layers)}, but there are only {tensors} tensors"
 
 
 def _expected(mapper: Mapper | None, layers: frozenset[int] | None) -> list[str]:

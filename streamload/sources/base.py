@@ -47,6 +47,9 @@ class Source(Protocol):
     def mapped(self, name: str) -> torch.Tensor | None:
         """The tensor as a view of the mapped file, or None if it cannot be (alignment, kind)."""
 
+    def held(self, name: str) -> torch.Tensor | None:
+        """The tensor's elements in memory order, flat, if they are in host memory already."""
+
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor's values in memory of their own, stored dtype and shape, contiguous."""
 
@@ -85,6 +88,11 @@ class SourceBase:
 
     def mapped(self, name: str) -> torch.Tensor | None:
         """Nothing is mapped."""
+        del name
+        return None
+
+    def held(self, name: str) -> torch.Tensor | None:
+        """Nothing is in memory."""
         del name
         return None
 

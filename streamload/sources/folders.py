@@ -10,6 +10,7 @@ from streamload.errors import CheckpointError, printable
 __all__ = ["TORCH_ENDINGS", "choose_files"]
 
 _PART_OF = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})(?P<ending>\.\w+)")
+_ANY_PART = re.compile(r".+-0*(?P<part>\d+)-of-0*(?P<count>\d+)\.\w+")
 _PARTITION = re.compile(
     r"(layer_\d+-model_\d+-model_states|mp_rank_\d+_model_states|zero_pp_.*)\.pt"
 )
@@ -37,21 +38,39 @@ def choose_files(folder: str, files: Sequence[str], endings: tuple[str, ...]) ->
     # Mistral's folders repeat all weights under other names in consolidated*: a last resort.
     main = [n for n in kinds if not n.startswith(_BESIDE)]
     candidates = main or [n for n in kinds if n.startswith("consolidated")]
+    candidates = [n for n in candidates if not _PARTITION.fullmatch(n)]
     parts = [n for n in candidates if _PART_OF.fullmatch(n)]
     if parts:
-        return _complete_set(folder, parts)
-    candidates = [n for n in candidates if not _PARTITION.fullmatch(n)]
+        return _complete_set(folder, parts, [n for n in candidates if n not in parts])
     if len(candidates) > 1:
         raise CheckpointError(
             f"several checkpoint files and no index: {', '.join(map(printable, candidates[:6]))}; "
             "pass the one that is meant",
             path=folder,
         )
+    for name in candidates:
+        _refuse_part(folder, name)
     return candidates or None
 
 
-def _complete_set(folder: str, names: Sequence[str]) -> list[str]:
-    """All parts of a set ``NAME-00001-of-00003``, when no index says so."""
+def _refuse_part(folder: str, name: str) -> None:
+    """A single file whose name says that it is a part is not taken for the whole."""
+    match = _ANY_PART.fullmatch(name)
+    if match and (match["part"], match["count"]) != ("1", "1"):
+        raise CheckpointError(
+            f"{printable(name)} is by its name one part of a set, and there is no other part nor "
+            "an index; pass the file itself if it is all that is meant",
+            path=folder,
+        )
+
+
+def _complete_set(folder: str, names: Sequence[str], others: Sequence[str]) -> list[str]:
+    """All parts of a set ``NAME-00001-of-00003``, when no index says so.
+
+    Raises:
+        CheckpointError: parts are missing or more than they say; there are several sets, or
+            ``others`` beside them.
+    """
     sets: dict[tuple[str, str, str], dict[int, str]] = {}
     for name in names:
         match = _PART_OF.fullmatch(name)
@@ -65,6 +84,13 @@ def _complete_set(folder: str, names: Sequence[str]) -> list[str]:
             path=folder,
         )
     (stem, count, ending), found = next(iter(sets.items()))
+    beyond = [name for part, name in found.items() if not 1 <= part <= int(count)]
+    if beyond:
+        raise CheckpointError(
+            f"{', '.join(map(printable, beyond[:8]))}: no such part of {int(count)}",
+            path=folder,
+            problems=tuple(f"shard {name!r} is no part of {int(count)}" for name in beyond),
+        )
     absent = [
         f"{stem}-{part:05d}-of-{count}{ending}"
         for part in range(1, int(count) + 1)
@@ -75,5 +101,12 @@ def _complete_set(folder: str, names: Sequence[str]) -> list[str]:
             f"{len(absent)} of {int(count)} shards are missing: {', '.join(absent[:8])}",
             path=folder,
             problems=tuple(f"shard {name!r} is missing" for name in absent),
+        )
+    if others:
+        raise CheckpointError(
+            f"several things that may be meant and no index: {printable(stem)}-*-of-{count} and "
+            f"{', '.join(map(printable, others[:6]))}; pass the file that is meant, or move what "
+            "is not out of the folder",
+            path=folder,
         )
     return [found[part] for part in sorted(found)]

@@ -108,10 +108,12 @@ def check_against_shards(
         more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
         raise CheckpointError(problems[0] + more, path=index_path, problems=problems)
     notices = list(catalog.notices)
+    folder = os.path.dirname(index_path)
+    # Whole paths: shards in two subfolders may have one name.
     misplaced = [
         name
         for name, shard in weight_map.items()
-        if os.path.basename(catalog[name].file) != os.path.basename(shard)
+        if catalog[name].file != os.path.join(folder, shard)
     ]
     notices.extend(
         f"the index has {name!r} in {weight_map[name]!r}, it was found in {catalog[name].file!r}"

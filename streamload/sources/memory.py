@@ -49,6 +49,13 @@ class MemorySource(SourceBase):
             )
         buffer[:] = part
 
+    def held(self, name: str) -> torch.Tensor | None:
+        """The tensor itself, flat, where it is dense; never to be written to."""
+        held = self._tensors[name]
+        if self.catalog[name].extent is None:
+            return None
+        return held.as_strided((held.numel(),), (1,), held.storage_offset())
+
     def tensor(self, name: str) -> torch.Tensor:
         """A contiguous copy of the tensor in host memory."""
         import torch

@@ -149,11 +149,16 @@ def _kind_problems(parts: Mapping[Key, TorchFile]) -> list[str]:
             problems.append(f"{_base(parts[layer, first_rank])}: lacks {key!r}")
         elif key == _ROW_PARALLEL:
             shape = group[0].tensors[key].spec.shape
-            columns = shape[-1] * len(group)
-            if len(shape) != 2 or shape[0] != columns:
+            if len(shape) != 2:
+                problems.append(
+                    f"{key!r} of layer {layer} has shape {list(shape)}, expected two dimensions"
+                )
+                continue
+            columns = shape[1] * len(group)
+            if shape[0] != columns:
                 problems.append(
                     f"{key!r} of layer {layer}: {len(group)} parts of shape {list(shape)} are "
-                    f"{columns} columns, expected {shape[0] if shape else 0}: is a rank missing?"
+                    f"{columns} columns, expected {shape[0]}: is a rank missing?"
                 )
     return problems
 

@@ -237,7 +237,7 @@ def _unlike(one: PlannedTensor, two: PlannedTensor) -> Difference | None:
         kind, detail = "shape", f"shape {list(one.shape)} against {list(two.shape)}"
     elif one.dtype != two.dtype:
         names = [BY_NAME[t.dtype].torch_name for t in (one, two)]
-        kind, detail = "dtype", f"{names[0]} against {names[1]}; dtype= compares after a cast"
+        kind, detail = "dtype", f"{names[0]} against {names[1]}"
     return Difference(one.name, one.sources, two.sources, kind, detail) if kind else None
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from streamload.dtypes import BY_TORCH_NAME
 from streamload.errors import printable
 from streamload.options import Settings, settings_from
 from streamload.report import format_bytes
@@ -93,7 +95,7 @@ class VerifyReport:
         ]
         if self.against is None:
             lines += self._found_lines()
-        lines += _listed("different", [f"{d.name!r}: {d.detail}" for d in self.differences])
+        lines += _different_lines(self.differences)
         lines += _listed(f"only in {printable(self.path)}", list(map(repr, self.only_here)))
         lines += _listed(f"only in {self.against}", list(map(repr, self.only_there)))
         lines += [f"notice: {notice}" for notice in self.notices]
@@ -118,6 +120,22 @@ class VerifyReport:
             else "no digests to compare with: these files are not named by their content"
         )
         return lines
+
+
+def _different_lines(differences: tuple[Difference, ...]) -> list[str]:
+    """Differing dtypes are a line for each pair of them, not one for each tensor."""
+    pairs = Counter(d.detail for d in differences if d.kind == "dtype")
+    lines = []
+    for pair, count in pairs.items():
+        dtypes = [BY_TORCH_NAME.get(name) for name in pair.split(" against ")]
+        floats = [d for d in dtypes if d is not None and d.kind == "float"]
+        hint = ""
+        if len(floats) == len(dtypes):
+            narrow = min(floats, key=lambda d: d.bits).torch_name
+            hint = f"; compare after a cast with dtype={narrow!r}"
+        lines.append(f"{count} {'tensor' if count == 1 else 'tensors'}: {pair}{hint}")
+    others = [f"{d.name!r}: {d.detail}" for d in differences if d.kind != "dtype"]
+    return lines + _listed("different", others)
 
 
 def _listed(title: str, rows: list[str]) -> list[str]:

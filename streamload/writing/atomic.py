@@ -24,7 +24,7 @@ _NUMBERS = itertools.count()  # two threads that write one file must not share a
 
 @contextmanager
 def translated(path: str) -> Iterator[None]:
-    """OSErrors become WriteErrors that name ``path``."""
+    """OSErrors become WriteErrors that name ``path``, as does a path that no system takes."""
     try:
         yield
     except WriteError:
@@ -38,6 +38,8 @@ def translated(path: str) -> Iterator[None]:
             path=path,
             errno=error.errno,
         ) from error
+    except ValueError as error:  # a NUL byte, or a surrogate that stands alone
+        raise WriteError(f"cannot be written: {error}", path=path) from error
 
 
 def temporary_name(path: str) -> str:
@@ -105,8 +107,8 @@ class StagedFile:
     def __init__(self, path: str, *, shown: str | None = None) -> None:
         self.path = path
         self._shown = path if shown is None else shown
-        self._temporary = temporary_name(path)
         with translated(self._shown):
+            self._temporary = temporary_name(path)
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
             self._descriptor = os.open(self._temporary, flags, 0o666)
         self._open = True
@@ -198,8 +200,8 @@ class StagedFolder:
         self._seal: StagedFile | None = None
         self._sealed = False
         self._is_new = not os.path.lexists(self.path)
-        self._folder = temporary_name(self.path) if self._is_new else self.path
         with translated(self.path):
+            self._folder = temporary_name(self.path) if self._is_new else self.path
             parent = os.path.dirname(self.path) or os.curdir
             os.makedirs(parent, exist_ok=True)
             remove_leftovers(parent)

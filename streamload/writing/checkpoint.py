@@ -88,6 +88,7 @@ def _write_folder(
 ) -> tuple[Execution, list[str]]:
     if os.path.lexists(path) and not os.path.isdir(path):
         raise WriteError("is not a folder", path=path)
+    _refuse_foreign_index(path)
     old = _old_files(path)
     layouts = lay_out(plan.tensors, _FILE, max_shard_bytes=max_shard_bytes)
     if len(layouts) > 1 and any(os.path.lexists(os.path.join(path, f.name)) for f in layouts):
@@ -127,16 +128,34 @@ def _fill_files(
     return fill(plan, source, places, progress=progress)
 
 
+def _refuse_foreign_index(folder: str) -> None:
+    """An index of another name would go on deciding what the folder holds."""
+    if not os.path.isdir(folder):
+        return
+    names = [n for n in os.listdir(folder) if n.lower().endswith(".safetensors.index.json")]
+    foreign = sorted(n for n in names if n != _INDEX and not n.startswith("."))
+    if foreign:
+        raise WriteError(
+            f"holds {foreign[0]!r}, which readers would take instead of the new files; choose "
+            "another folder",
+            path=folder,
+        )
+
+
 def _old_files(folder: str) -> list[str]:
-    """The files of an older export in ``folder``: its index first, then what it names."""
+    """The files of an older export in ``folder``: its index first, then what it names.
+
+    The index may be anybody's: nothing but safetensors files of the folder itself is believed.
+    """
     index = os.path.join(folder, _INDEX)
     if not os.path.isfile(index):
         return [_FILE] if os.path.isfile(os.path.join(folder, _FILE)) else []
     try:
-        shards = sorted(set(read_index(index).values()))
+        named = sorted(set(read_index(index).values()))
     except CheckpointError:
-        shards = []
-    return [_INDEX, *shards]
+        named = []
+    shards = [n for n in named if n.endswith(".safetensors") and n == os.path.basename(n)]
+    return [_INDEX, *(n for n in shards if os.path.isfile(os.path.join(folder, n)))]
 
 
 def _remove_stale(folder: str, old: Sequence[str], new: set[str]) -> None:

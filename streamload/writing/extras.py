@@ -37,7 +37,9 @@ def config_text(config: Mapping[str, Any], plan: Plan) -> bytes:
     if len(floats) == 1:
         config.pop("torch_dtype", None)
         config["dtype"] = floats.pop()
-    return json.dumps(config, indent=2, ensure_ascii=False, default=str).encode() + b"\n"
+    text = json.dumps(config, indent=2, ensure_ascii=False, default=str)
+    # A surrogate that stands alone becomes JSON's own escape for it.
+    return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 def tokenizer_files(folder: str, target: str) -> dict[str, bytes]:

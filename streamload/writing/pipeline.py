@@ -14,8 +14,9 @@ from dataclasses import replace
 import torch
 
 from streamload.dtypes import BY_NAME
-from streamload.engine.cpu import CpuLane
+from streamload.engine.cpu import CpuLane, CpuWorker
 from streamload.engine.execute import Execution, Progress, execute
+from streamload.engine.pages import empty_pages
 from streamload.engine.slabs import Slab, batches
 from streamload.planning.records import Plan, PlannedTensor
 from streamload.sources.base import Source
@@ -52,7 +53,8 @@ def fill(
     """
     total = sum(t.nbytes for t in plan.tensors)
     run = Execution()
-    buffers = (_Staging(), _Staging())
+    workers: list[CpuWorker] = []
+    buffers = (_Staging(workers), _Staging(workers))
     writer = _Writer()
     try:
         for turn, batch in enumerate(batches(plan.tensors, SLAB_BYTES)):
@@ -86,10 +88,15 @@ def _of_whole_tensors(notices: Sequence[str]) -> list[str]:
 
 
 class _Staging(CpuLane):
-    """A lane whose tensors are carved out of one buffer that is used again and again."""
+    """A lane whose tensors are carved out of one buffer that is used again and again.
 
-    def __init__(self) -> None:
+    Args:
+        idle: workers with their buffers, between two batches; shared by both lanes.
+    """
+
+    def __init__(self, idle: list[CpuWorker]) -> None:
         super().__init__(chunk_bytes=4 << 20)
+        self._idle = idle
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
@@ -98,7 +105,14 @@ class _Staging(CpuLane):
         self._used = 0
         if self._buffer.numel() < needed_bytes:
             self._buffer = torch.empty(0, dtype=torch.uint8)
-            self._buffer = torch.empty(needed_bytes, dtype=torch.uint8)
+            self._buffer = empty_pages((needed_bytes,), torch.uint8)
+
+    def worker(self) -> CpuWorker:
+        """One that has worked before, if there is any: its buffers are made already."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return _KeptWorker(self._idle)
 
     def allocate(self, tensor: PlannedTensor) -> torch.Tensor:
         """The next free part of the buffer, aligned to 64 bytes."""
@@ -106,6 +120,18 @@ class _Staging(CpuLane):
         part = self._buffer[self._used : self._used + tensor.nbytes].view(dtype)
         self._used += -(-tensor.nbytes // 64) * 64
         return part
+
+
+class _KeptWorker(CpuWorker):
+    """Keeps its buffers when it is closed, and waits for the next batch."""
+
+    def __init__(self, idle: list[CpuWorker]) -> None:
+        super().__init__(4 << 20)
+        self._idle = idle
+
+    def close(self) -> None:
+        """Wait among the idle."""
+        self._idle.append(self)
 
 
 def _keyed(batch: Iterable[Slab]) -> list[tuple[str, Slab]]:

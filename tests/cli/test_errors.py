@@ -5,6 +5,7 @@ import json
 import pytest
 
 from streamload.cli.errors import (
+    as_options,
     exit_code,
     failure_as_dict,
     failures_as_one_line,
@@ -82,3 +83,19 @@ def test_translation_prints_and_exits(capsys):
 def test_faults_of_our_own_keep_their_traceback():
     with pytest.raises(ZeroDivisionError), failures_as_one_line({}):
         raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("dtype='bfloat16' would need 3 GiB", "--dtype bfloat16 would need 3 GiB"),
+        ("overwrite it with force=True (--force)", "overwrite it with --force"),
+        ("quantize='int8' needs torchao", "--quantize int8 needs torchao"),
+        ("check_memory=False tries", "--no-check-memory tries"),
+        ("base_url= is needed", "--base-url is needed"),
+        ("/a/mode=map/x: cut; 'dtype=f' is lost", "/a/mode=map/x: cut; 'dtype=f' is lost"),
+    ],
+)
+def test_keyword_arguments_are_spelled_as_options(text, shown):
+    assert as_options(text) == shown
+    assert one_line(PlanError(text)) == shown

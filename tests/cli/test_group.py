@@ -43,6 +43,22 @@ def test_help_of_a_command_ends_with_an_example(run, name):
     assert "--json" in result.stdout
 
 
+@pytest.mark.parametrize("name", [*COMMANDS, "convert", "verify", "download", "cache", "bench"])
+def test_help_shows_no_escapes(run, name):
+    text = run(name, "--help").stdout
+    assert "\\b" not in text
+    assert "\b" not in text
+
+
+def test_lists_in_help_keep_their_lines(run):
+    cache = run("cache", "--help").stdout.splitlines()
+    assert any(line.split()[:2] == ["clear", "remove"] for line in cache)
+    synth = [line.strip() for line in run("synth", "--help").stdout.splitlines()]
+    assert "gpt2 gpt2-medium gpt2-large gpt2-xl gpt2-stub gpt2-tiny" in synth
+    download = run("download", "--help").stdout.splitlines()
+    assert any(line.split()[:1] == ["neox-20b"] for line in download)
+
+
 def test_help_and_inspect_import_nothing_heavy(tiny):
     assert heavy_imports("--help") == "[]"
     assert heavy_imports("inspect", tiny) == "[]"

@@ -1,6 +1,9 @@
 """``streamload load``."""
 
 import json
+from pathlib import Path
+
+import pytest
 
 
 def test_prints_the_report(run, tiny):
@@ -39,3 +42,24 @@ def test_a_refusal_is_one_line_and_json_on_request(spawn, tiny, tmp_path):
     assert report["ok"] is False
     assert len(report["missing"]) == 120
     assert report["error"] in done.stderr
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layer_norm_epsilon": 10**400},
+        {"vocab_size": 2**63},
+        {"n_embd": 2**62},
+        {"n_layer": 10**12},
+    ],
+)
+def test_absurd_configs_are_one_line_and_valid_json(run, tiny, tmp_path, changes):
+    for name in ("model.safetensors", "config.json"):
+        (tmp_path / name).write_bytes((Path(tiny) / name).read_bytes())
+    known = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(known | changes))
+    done = run("load", tmp_path, "--json")
+    assert done.exit_code == 1
+    assert done.stderr.count("\n") == 1
+    assert "config.json" in done.stderr
+    assert json.loads(done.stdout)["ok"] is False

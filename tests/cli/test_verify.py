@@ -31,5 +31,15 @@ def test_a_difference_is_exit_code_1(run, tiny, tmp_path):
     assert "no difference" in result.stdout
 
 
+def test_other_dtypes_are_one_line(run, tiny, tmp_path):
+    assert run("convert", tiny, tmp_path / "half", "--dtype", "bfloat16").exit_code == 0
+    result = run("verify", tmp_path / "half", "--against", tiny)
+    assert result.exit_code == 1
+    lines = [line for line in result.stdout.splitlines() if "against" in line]
+    assert lines == [
+        "28 tensors: bfloat16 against float32; compare after a cast with --dtype bfloat16"
+    ]
+
+
 def test_dtype_alone_is_wrong_usage(run, tiny):
     assert run("verify", tiny, "--dtype", "float16").exit_code == 2

@@ -118,6 +118,17 @@ def test_values_that_overflow_are_counted_on_the_device():
     ]
 
 
+def test_values_cut_to_the_largest_are_counted_on_the_device():
+    stored = stored_tensors(0)
+    stored["plain.0"][0, :3] = torch.tensor([449.0, -1e4, float("inf")])
+    stored["turned.0"][2, 1] = 1e30
+    notices = run(FakeOps(), stored, dtype=torch.float8_e4m3fn).notices
+    assert sorted(notices) == [
+        "'plain.0': 2 finite values overflow F8_E4M3",
+        "'turned.0': 1 finite values overflow F8_E4M3",
+    ]
+
+
 def test_the_ring_is_all_the_host_memory_there_is():
     for rows in (64, 64 * 40):
         ops = FakeOps(discards=True)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from streamload.mapping.common import layer_of
 from streamload.mapping.rules import NameMap, Rule, strip_wrappers
 from streamload.mapping.templates import Template, name_key
 
@@ -100,3 +101,18 @@ def test_expansion_needs_the_number_of_layers():
     rules = (Rule("a", "b"), Rule("h.{layer}.a", "blocks.{layer}.b"))
     assert NameMap(rules, layers=2).target_names() == {"b", "blocks.0.b", "blocks.1.b"}
     assert NameMap(rules).target_names() == {"b"}
+
+
+@pytest.mark.parametrize("part", ["²", "٣", "1" * 10, "9" * 5000])
+def test_other_digits_and_endless_numbers_are_not_layers(part):
+    name = f"h.{part}.w"
+    table = NameMap((Rule("h.{layer}.w", "b.{layer}"),))
+    assert layer_of(name) is None
+    assert table.find(name, 1) == []
+    with pytest.raises(ValueError, match="braces"):
+        Template(f"h.{{layer+{part}}}.w")
+
+
+def test_the_layer_is_the_first_number_of_a_name():
+    assert layer_of("a.²b.12.c.3") == 12
+    assert layer_of("h.007.w") == 7

@@ -50,7 +50,7 @@ def test_layers_keep_what_they_did_by_index():
 
 @pytest.mark.parametrize("layers", [[], [4], [-1], [0, 9]])
 def test_layers_that_are_not_there_are_refused(layers):
-    with pytest.raises(ValueError, match="among the 4"):
+    with pytest.raises(ValueError, match=r"at least one|blocks 0 to 3$"):
         select_layers(GPT2, layers)
 
 
@@ -59,3 +59,12 @@ def test_layers_that_depend_on_their_place_cannot_be_moved():
     assert select_layers(config, [0, 1])["n_layer"] == 2
     with pytest.raises(ValueError, match="scale_attn_by_inverse_layer_idx"):
         select_layers(config, [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("layers", "which"),
+    [(range(100), "12-99 do"), ([0, 12], "12 does"), ([-1, 11, 13, 14, 20], "-1, 13-14, 20 do")],
+)
+def test_layers_that_do_not_exist_are_named(layers, which):
+    with pytest.raises(ValueError, match=f"^layers {which} not exist: .* has blocks 0 to 11$"):
+        select_layers({"model_type": "gpt2", "n_layer": 12}, list(layers))

@@ -237,6 +237,39 @@ class TestNames:
             assert any("scale 'w_scale_inv' is not applied" in n for n in made.report.notices)
         assert not build_plan(stored, None, targets(param("w"))).ok
 
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "l.scale", "l.scales", "l.scale_weight", "l.input_scale", "l.weight_scale_2",
+            "l.weight.absmax", "l.weight_amax", "l.weight_scale_inv", "l.weight.scale", "l.W_SCALE",
+        ],
+    )  # fmt: skip
+    @pytest.mark.parametrize("prefix", [None, "top"])
+    def test_whatever_the_scale_is_called(self, name, prefix):
+        start = f"{prefix}__" if prefix else ""
+        others = {"l__bias": (3,), "m__weight": ((2, 3), "F8_E5M2"), "m__shift": (3,)}
+        tensors = {"l__weight": ((2, 3), "F8_E4M3"), name: ((1,), "F32"), **others}
+        stored = catalog(**{start + n.replace(".", "__"): t for n, t in tensors.items()})
+        options = PlanOptions(strict=False, prefix=prefix)
+        full = start.replace("__", ".")
+        for mapper in (None, lambda n: n if n in ("l.weight", "m.weight") else None):
+            made = build_plan(
+                stored, mapper, targets(param("l.weight"), param("m.weight")), options
+            )
+            assert [n for n in made.report.notices if "not applied" in n] == [
+                f"'{full}l.weight' is F8_E4M3 and its scale '{full}{name}' is not applied: "
+                "the values are off by that scale"
+            ]
+
+    def test_a_scale_is_its_own_weights_only(self):
+        stored = catalog(
+            up=((2, 3), "F8_E4M3"), down=((2, 3), "F8_E4M3"), up_scale=(1,), norm__scale=(3,)
+        )
+        module = targets(param("up"), param("down"))
+        made = build_plan(stored, None, module, PlanOptions(strict=False))
+        (notice,) = [n for n in made.report.notices if "not applied" in n]
+        assert notice.startswith("'up' is F8_E4M3 and its scale 'up_scale'")
+
     def test_a_mapping_that_gives_no_name_is_a_type_error(self):
         with pytest.raises(TypeError, match="'w'"):
             build_plan(catalog(w=(2,)), lambda name: 7, targets(param("w")))
@@ -450,3 +483,36 @@ def test_building_a_plan_makes_no_tensor(monkeypatch):
     for name in ("empty", "empty_strided", "zeros"):
         monkeypatch.setattr(torch, name, None)
     assert build_plan(source.catalog, None, targets(param("w"))).ok
+
+
+class TestMessages:
+    """The one line says the cause; the report has every problem."""
+
+    def test_one_reason_of_many_tensors_is_said_once(self):
+        names = [f"blocks.{i}.some.long.name.weight" for i in range(60)]
+        module = targets(*(param(n, is_meta=False, strides=(3, 1)) for n in names))
+        stored = catalog(**dict.fromkeys(names, (2, 3)))
+        for options in (PlanOptions(mode="map"), PlanOptions(dtype=BY_NAME["BF16"])):
+            made = build_plan(stored, None, module, options)
+            with pytest.raises(streamload.PlanError, match="each of 60 tensors") as caught:
+                made.raise_if_refused()
+            assert len(str(caught.value)) < 600
+            assert names[0] in str(caught.value)
+            assert sum("overwritten in place" in p for p in caught.value.report.problems) == 60
+
+    def test_where_only_shapes_do_not_fit_the_names_are_not_blamed(self):
+        loose = PlanOptions(strict=False)
+        made = build_plan(catalog(w=(2, 4)), None, targets(param("w")), loose)
+        assert made.problems == (
+            "nothing would be loaded: names fit, shapes do not (1); "
+            "the first: 'w' has shape [2, 4], 'w' needs [2, 3]",
+        )
+        made = build_plan(catalog(lin__weigth=(2, 3)), None, targets(param("lin.weight")), loose)
+        assert "'lin.weigth' (close to 'lin.weight') has no place" in made.problems[0]
+
+    def test_a_transposed_weight_is_told_its_shape_as_stored(self):
+        table = NameMap((Rule("w", "v", Transpose()),))
+        made = build_plan(catalog(w=(3, 5)), table, targets(param("v", shape=(6, 3))))
+        assert "needs [6, 3] ([3, 6] as stored, before transpose)" in made.problems[0]
+        assert made.report.shape_mismatch[0].stored_shape == (3, 5)
+        assert made.report.shape_mismatch[0].shape == (6, 3)

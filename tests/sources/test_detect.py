@@ -1,5 +1,7 @@
 """What a path is: decided by content, never by guessing between two."""
 
+import json
+
 import pytest
 import torch
 
@@ -50,6 +52,48 @@ AMBIGUOUS = {
     "two counts": ("m-00001-of-00001.safetensors", "m-00001-of-00002.safetensors"),
     "parts of another numbering": ("model-1-of-2.safetensors", "model-2-of-2.safetensors"),
 }
+
+
+ODD_PARTS = {
+    "one of two, not padded": ["m-1-of-2.safetensors"],
+    "one of two, padded otherwise": ["m-001-of-002.safetensors"],
+    "one of none": ["m-00001-of-00000.safetensors"],
+    "none of one": ["m-00000-of-00001.safetensors"],
+    "two of one": ["m-00002-of-00001.safetensors"],
+    "one of one and two of one": ["m-00001-of-00001.safetensors", "m-00002-of-00001.safetensors"],
+    "one of none, not padded": ["m-1-of-0.bin"],
+}
+
+
+@pytest.mark.parametrize("name", ODD_PARTS)
+def test_parts_that_are_no_whole_set_are_refused(tmp_path, name):
+    for at, file in enumerate(ODD_PARTS[name]):
+        write(tmp_path / file, {f"w{at}": torch.ones(1)})
+    with refused(tmp_path, kind=streamload.CheckpointError) as caught:
+        streamload.open_checkpoint(tmp_path)
+    assert "part" in str(caught[0]) or "missing" in str(caught[0])
+    with streamload.open_checkpoint(tmp_path / ODD_PARTS[name][0]) as source:
+        assert list(source.catalog) == ["w0"]
+
+
+@pytest.mark.parametrize("name", ["m-1-of-1.safetensors", "m-00001-of-00001.safetensors"])
+def test_the_only_part_of_one_is_the_whole(tmp_path, name):
+    write(tmp_path / name, W)
+    assert torch.equal(streamload.load_state_dict(tmp_path)["w"], W["w"])
+
+
+def test_a_stray_file_beside_a_whole_set_is_refused_unless_an_index_decides(tmp_path):
+    parts = [f"m-0000{at}-of-00002.safetensors" for at in (1, 2)]
+    for at, name in enumerate(parts):
+        write(tmp_path / name, {f"w{at}": torch.ones(1)})
+    write(tmp_path / "extra.safetensors", {"x": torch.ones(1)})
+    with refused(tmp_path, kind=streamload.CheckpointError) as caught:
+        streamload.open_checkpoint(tmp_path)
+    assert "extra.safetensors" in str(caught[0])
+    assert "m-*-of-00002" in str(caught[0])
+    weight_map = {f"w{at}": name for at, name in enumerate(parts)}
+    (tmp_path / "m.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert set(streamload.load_state_dict(tmp_path)) == {"w0", "w1"}
 
 
 @pytest.mark.parametrize("name", AMBIGUOUS)

@@ -271,6 +271,24 @@ def test_shards_in_a_subfolder(tmp_path):
     assert holds(module, TENSORS)
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("ending", ["safetensors", "bin"])
+def test_shards_of_one_name_in_two_subfolders(tmp_path, swapped, ending):
+    for part in "ab":
+        path = tmp_path / part / f"x.{ending}"
+        if ending == "bin":
+            path.parent.mkdir()
+            torch.save({part: TENSORS["c.weight"]}, path)
+        else:
+            write(path, {part: TENSORS["c.weight"]})
+    weight_map = {"a": f"{'ab'[swapped]}/x.{ending}", "b": f"{'ba'[swapped]}/x.{ending}"}
+    (tmp_path / f"x.{ending}.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with streamload.open_checkpoint(tmp_path) as source:
+        told = [n for n in source.catalog.notices if n.startswith("the index has 'a' in 'b/x.")]
+    assert len(told) == swapped
+    assert swapped or not source.catalog.notices
+
+
 def test_a_shard_whose_index_names_nothing_of_it_is_not_needed(tmp_path):
     folder(tmp_path, {"a.weight": FIRST, "b.weight": FIRST})
     (tmp_path / SECOND).unlink()

@@ -217,6 +217,16 @@ def stray(files: Files) -> None:
     files[name_of(1, 0)] = files[name_of(1, 1)] = {"x": torch.zeros(2)}
 
 
+def dense_of(*shape: int) -> Callable[[Files], None]:
+    """Every rank's output matrix of block 0 has this shape."""
+
+    def change(files: Files) -> None:
+        for rank in (0, 1):
+            files[name_of(2, rank)]["attention.dense.weight"] = torch.ones(shape)
+
+    return change
+
+
 REFUSED: dict[str, tuple[Callable[[Files], None], list[str], int]] = {
     "rank files missing": (
         without(name_of(3, 1), name_of(0, 0)),
@@ -241,6 +251,9 @@ REFUSED: dict[str, tuple[Callable[[Files], None], list[str], int]] = {
     "uneven parts": (uneven, ["query_key_value.weight", "144 + 9 rows", "8 + 7 rows"], 2),
     "uneven columns": (other_width, ["mlp.dense_4h_to_h.weight", "[96, 3]"], 1),
     "files of one another's content": (swapped, ["norm.weight", "attention.dense.weight"], 2),
+    "a scalar matrix": (dense_of(), ["attention.dense.weight", "shape []", "two dimensions"], 1),
+    "a flat matrix": (dense_of(WIDTH), ["attention.dense.weight", f"shape [{WIDTH}]"], 1),
+    "a deep matrix": (dense_of(WIDTH, 2, 3), ["attention.dense.weight", "two dimensions"], 1),
     "a layer that belongs nowhere": (stray, ["layer_01"], 1),
 }
 
