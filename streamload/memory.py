@@ -134,6 +134,11 @@ class StatusReader:
         if fd >= 0:
             os.close(fd)
 
+    def __del__(self) -> None:
+        # An interrupt may fall between the opening and the `with`.
+        if getattr(self, "_fd", -1) >= 0:
+            self.close()
+
     def __enter__(self) -> StatusReader:
         return self
 
@@ -202,9 +207,9 @@ class PeakSampler:
         self._stop.clear()
         self.samples.clear()
         self._start_s = time.perf_counter()
-        self._status = StatusReader()
-        self._usage_fd = _open_own_usage()
         try:
+            self._status = StatusReader()
+            self._usage_fd = _open_own_usage()
             self._first = self._top = self._status.read()
             self._first_usage = self._read_usage()
             self._top_usage = self._first_usage or 0
@@ -231,6 +236,10 @@ class PeakSampler:
         finally:
             if self._thread is not None:
                 end_thread(self._thread)
+            self._close()
+
+    def __del__(self) -> None:
+        if self._status is not None or self._usage_fd >= 0:
             self._close()
 
     def _run(self) -> None:

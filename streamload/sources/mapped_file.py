@@ -6,6 +6,7 @@ RAM can be mapped; writing to a tensor changes that tensor alone, never the file
 
 from __future__ import annotations
 
+import errno
 import mmap
 
 import torch
@@ -36,6 +37,13 @@ class MappedFile:
             raise ReadError(
                 f"cannot be mapped: {error.strerror}", path=file.path, errno=error.errno
             ) from error
+        if len(region) != file.size_bytes:
+            raise ReadError(
+                f"the file was changed after it was opened: expected {file.size_bytes} bytes, "
+                f"found {len(region)}",
+                path=file.path,
+                errno=errno.ESTALE,
+            )
         self._bytes = torch.frombuffer(region, dtype=torch.uint8)
 
     def tensor(self, spec: TensorSpec) -> torch.Tensor | None:
