@@ -155,5 +155,11 @@ def __dir__() -> list[str]:
 if "torch" in sys.modules:
     # Who has imported torch is about to load something: what that needs of our own is imported
     # here, so that the first load takes no longer than the second.
-    for _name in ("loading", "models.registry", "models.gpt", "sources.mapped_file"):
+    for _name in (
+        "loading",
+        "models.registry",
+        "models.gpt",
+        "sources.mapped_file",
+        "sources.neox",
+    ):
         import_module(f"{__name__}.{_name}")

@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 
 from streamload.building import build, config_for, mapper_for, plan_open
 from streamload.caching.through import cache_settings, through_cache
+from streamload.collecting import without_collections
 from streamload.engine.cuda import CudaMeter
 from streamload.engine.execute import Execution, execute
 from streamload.engine.lanes import lane_for
@@ -37,6 +38,10 @@ __all__ = [
     "plan",
     "plan_checkpoint",
 ]
+
+# Making a model of some hundred modules is enough to set off a full collection, which walks all
+# of torch: as long as the rest of a mapped load. Nothing here leaves cycles behind.
+_MANY = 2000
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,8 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
     """
     settings = settings_from(options)
     with open_layers(path, settings.layers) as source:
-        built = build(source, settings)
+        with without_collections(_MANY):
+            built = build(source, settings)
         report = _load_open(
             built.model,
             source,
@@ -194,7 +200,8 @@ def _load_open(
 ) -> LoadReport:
     start_s = time.perf_counter()
     settings = cache_settings(settings, is_empty=any(p.is_meta for p in module.parameters()))
-    made = plan_open(module, source, settings, config, mapping)
+    with without_collections(_MANY):
+        made = plan_open(module, source, settings, config, mapping)
     made.raise_if_refused()
     existing = existing_tensors(module, made)
     on_layer = hook_for(made, module, settings)

@@ -140,25 +140,31 @@ class NameMap:
         object.__setattr__(self, "rules", tuple(self.rules))
 
     @cached_property
-    def _by_key(self) -> dict[str, list[tuple[Rule, int, Template]]]:
-        """Template key → (rule, which of its sources, template without wrappers)."""
-        table: dict[str, list[tuple[Rule, int, Template]]] = {}
+    def _by_key(self) -> dict[bool, dict[str, list[tuple[Rule, int, Template]]]]:
+        """Template key → (rule, which of its sources, template without wrappers).
+
+        Apart for templates with placeholders inside of a part and for all others.
+        """
+        tables: dict[bool, dict[str, list[tuple[Rule, int, Template]]]] = {}
         for rule in self.rules:
             for at, template in enumerate(rule.source_templates):
                 bare = Template(strip_wrappers(template.text, self.wrappers))
+                table = tables.setdefault(bare.inside, {})
                 table.setdefault(bare.key, []).append((rule, at, bare))
-        return table
+        return tables
 
     def find(self, name: str, ndim: int) -> list[tuple[Rule, int, dict[str, int]]]:
         """Rules that match a stored name, which source of each, and the placeholders' values."""
         found = []
-        key, numbers = name_key(strip_wrappers(name, self.wrappers))
-        for rule, at, template in self._by_key.get(key, ()):
-            if rule.ndim is not None and rule.ndim != ndim:
-                continue
-            values = template.match(numbers)
-            if values is not None:
-                found.append((rule, at, values))
+        bare = strip_wrappers(name, self.wrappers)
+        for inside, table in self._by_key.items():
+            key, numbers = name_key(bare, inside=inside)
+            for rule, at, template in table.get(key, ()):
+                if rule.ndim is not None and rule.ndim != ndim:
+                    continue
+                values = template.match(numbers)
+                if values is not None:
+                    found.append((rule, at, values))
         return found
 
     def expand(self) -> Iterator[tuple[Rule, int | None]]:

@@ -14,15 +14,21 @@ __all__ = ["NUMBER", "Template", "name_key"]
 
 _PLACE = re.compile(r"\{(layer|rank)(?:\+([0-9]{1,9}))?\}")
 _NUMBER = re.compile(r"[0-9]+")
+_PART = re.compile(r"(?<![^.])[0-9]+(?![^.])")
 # What a placeholder stands for: other digits than these are letters of a name, and no file has
 # so many blocks that a longer number is one.
 NUMBER = re.compile(r"[0-9]{1,9}")
 
 
-def name_key(name: str) -> tuple[str, tuple[str, ...]]:
-    """A name with each number replaced by ``#``, and the numbers."""
-    numbers = _NUMBER.findall(name)
-    return (_NUMBER.sub("#", name) if numbers else name), tuple(numbers)
+def name_key(name: str, *, inside: bool = False) -> tuple[str, tuple[str, ...]]:
+    """A name with each number replaced by ``#``, and the numbers.
+
+    Only parts that are a number as a whole count (``h.0``, not ``ln_1``), so that the rules of a
+    block have keys of their own; with ``inside`` every run of digits does.
+    """
+    pattern = _NUMBER if inside else _PART
+    numbers = pattern.findall(name)
+    return (pattern.sub("#", name) if numbers else name), tuple(numbers)
 
 
 @dataclass(frozen=True)
@@ -39,16 +45,23 @@ class Template:
             )
 
     @cached_property
+    def inside(self) -> bool:
+        """True if a placeholder is but a piece of a name's part: ``layer_{layer+2}``."""
+        pieces = (part for part in self.text.split(".") if _PLACE.search(part))
+        return any(not _PLACE.fullmatch(part) for part in pieces)
+
+    @cached_property
     def key(self) -> str:
         """What ``name_key`` gives for every name that may match."""
-        return name_key(_PLACE.sub("0", self.text))[0]
+        return name_key(_PLACE.sub("0", self.text), inside=self.inside)[0]
 
     @cached_property
     def _slots(self) -> tuple[tuple[str, int] | str, ...]:
         """For each number of the key: a placeholder with its shift, or a literal."""
         marked = _PLACE.sub(lambda m: f"<{m[1]},{m[2] or 0}>", self.text)
         slots: list[tuple[str, int] | str] = []
-        for m in re.finditer(r"<(layer|rank),([0-9]+)>|[0-9]+", marked):
+        number = _NUMBER.pattern if self.inside else _PART.pattern
+        for m in re.finditer(rf"<(layer|rank),([0-9]+)>|{number}", marked):
             slots.append((m[1], int(m[2])) if m[1] else m[0])
         return tuple(slots)
 

@@ -30,7 +30,8 @@ MATCHES = [
 
 @pytest.mark.parametrize(("template", "name", "expected"), MATCHES)
 def test_matching(template, name, expected):
-    compiled, (key, numbers) = Template(template), name_key(name)
+    compiled = Template(template)
+    key, numbers = name_key(name, inside=compiled.inside)
     found = compiled.match(numbers) if key == compiled.key else None
     assert found == expected
 
