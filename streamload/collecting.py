@@ -37,4 +37,7 @@ def without_collections(count: int, *, least: int = 2000) -> Iterator[None]:
         with _LOCK:
             _held -= 1
             if _held == 0 and _was_enabled:
+                # What was made is looked at once; else the first object made from here on would
+                # set off a collection of everything, torch included.
+                gc.collect(1)
                 gc.enable()

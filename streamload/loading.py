@@ -72,9 +72,14 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
         ReadError: reading failed midway.
     """
     settings = settings_from(options)
+    # A mapped load is made of small records and nothing else; a streamed one may take its time.
+    with without_collections(_MANY if settings.mode == "map" else 0):
+        return _load(path, settings)
+
+
+def _load(path: str | os.PathLike[str], settings: Settings) -> Loaded:
     with open_layers(path, settings.layers) as source:
-        with without_collections(_MANY):
-            built = build(source, settings)
+        built = build(source, settings)
         report = _load_open(
             built.model,
             source,
@@ -200,8 +205,7 @@ def _load_open(
 ) -> LoadReport:
     start_s = time.perf_counter()
     settings = cache_settings(settings, is_empty=any(p.is_meta for p in module.parameters()))
-    with without_collections(_MANY):
-        made = plan_open(module, source, settings, config, mapping)
+    made = plan_open(module, source, settings, config, mapping)
     made.raise_if_refused()
     existing = existing_tensors(module, made)
     on_layer = hook_for(made, module, settings)

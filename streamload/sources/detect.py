@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from streamload.collecting import without_collections
 from streamload.errors import CheckpointError, CheckpointNotFoundError, printable
 from streamload.sources.base import Source
 from streamload.sources.files import OpenFile
@@ -21,8 +20,6 @@ _LOOKED_FOR = (
     "model.safetensors.index.json, one .safetensors file, pytorch_model.bin(.index.json), "
     "one .bin/.pt/.pth file, or layer_NN-model_PP-model_states.pt files"
 )
-# Some hundred records are enough to set off a full collection, which walks all of torch.
-_MANY = 2000
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Source:
@@ -45,11 +42,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Source:
 
 def open_layers(path: str | os.PathLike[str], layers: frozenset[int] | None) -> Source:
     """As ``open_checkpoint``; of raw partitions only the files of these blocks are opened."""
-    with without_collections(_MANY):
-        return _open_given(os.fsdecode(path), layers)
-
-
-def _open_given(given: str, layers: frozenset[int] | None) -> Source:
+    given = os.fsdecode(path)
     if not is_hub_name(given):
         return _open_path(given, given, layers)
     try:
