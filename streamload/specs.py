@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from streamload.dtypes import BY_NAME, nbytes_of
 
-__all__ = ["Catalog", "Extent", "Move", "Shape", "TensorSpec", "ViewSpec", "contiguous_strides"]
+__all__ = ["Catalog", "Extent", "Move", "Shape", "TensorSpec", "contiguous_strides"]
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -98,15 +98,6 @@ class Catalog(Mapping[str, TensorSpec]):
 
 
 @dataclass(frozen=True, slots=True)
-class ViewSpec:
-    """A strided view of a flat run of elements; all numbers are elements."""
-
-    shape: Shape
-    strides: Shape
-    offset: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Move:
     """Which stored elements go where: two strided views of one shape.
 
@@ -120,3 +111,8 @@ class Move:
     source_offset: int
     target_strides: Shape
     target_offset: int
+
+    @property
+    def turns(self) -> bool:
+        """True if the stored order's last axis is not the target's: a transposition."""
+        return len(self.shape) > 1 and self.target_strides[-1] != min(self.target_strides)

@@ -69,7 +69,7 @@ def cut(
         yield from _runs(name, *moves[0], max(chunk_bytes // itemsize, 1))
         return
     unit = _row_unit(moves, last)
-    staged = any(_turns(move) for _, move in moves)
+    staged = any(move.turns for _, move in moves)
     budget = staging_bytes // staged_itemsize if staged else chunk_bytes // itemsize
     step = max(budget // unit, 1) * unit
     start = first // unit * unit
@@ -114,11 +114,6 @@ def _row_unit(moves: Sequence[tuple[int, Move]], last: int) -> int:
         if move.source_offset % stride + span > stride:
             return last  # rows lie across each other: only the whole is a safe block
     return min(unit, last)
-
-
-def _turns(move: Move) -> bool:
-    """True if the stored order's last axis is not the target's: a transposition."""
-    return len(move.shape) > 1 and move.target_strides[-1] != min(move.target_strides)
 
 
 def _part(target: int, move: Move, start: int, stop: int) -> Part | None:

@@ -31,7 +31,7 @@ def _worker_bytes(
         return 0
     largest = max(stored[name].nbytes for t in streamed for name in t.sources)
     block = min(options.chunk_bytes, largest)
-    turned = [t.nbytes for t in streamed if _is_turned(t)]
+    turned = [t.nbytes for t in streamed if any(m.turns for m in t.moves)]
     panel = min(options.staging_bytes, max(turned, default=0))
     whole = max(
         (stored[n].nbytes for t in streamed for n in t.sources if stored[n].extent is None),
@@ -50,9 +50,3 @@ def needed_bytes(
 
 def _in_host(tensor: PlannedTensor) -> bool:
     return tensor.device.partition(":")[0] == "cpu"
-
-
-def _is_turned(tensor: PlannedTensor) -> bool:
-    return any(
-        len(m.shape) > 1 and m.target_strides[-1] != min(m.target_strides) for m in tensor.moves
-    )
