@@ -7,7 +7,7 @@ import os
 import time
 from dataclasses import dataclass, replace
 
-from streamload.cgroups import Cgroup, cgroups
+from streamload.system.cgroups import Cgroup, cgroups
 
 __all__ = ["Group", "make_group"]
 

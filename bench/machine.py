@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from importlib import metadata
 from typing import Any
 
-from streamload.cgroups import key_values
 from streamload.measuring.machine import cpu_model, filesystem_of, usable_cpus
-from streamload.memory import available_memory
+from streamload.system.cgroups import key_values
+from streamload.system.memory import available_memory
 
 __all__ = ["describe", "usable_cpus", "versions"]
 

@@ -33,7 +33,7 @@ def _load_file(path: str) -> Callable[[], Any]:
 
 
 def _plan(path: str) -> Callable[[], Any]:
-    from streamload.loading import plan_checkpoint
+    from streamload.loading.calls import plan_checkpoint
 
     return lambda: plan_checkpoint(path, mode="map").report.loaded
 

@@ -17,9 +17,9 @@ import torch
 import streamload
 from bench.checkpoints import many_tensors
 from bench.safetensors_header import read_headers, write_header
-from streamload.loading import plan_checkpoint
-from streamload.memory import PeakSampler
+from streamload.loading.calls import plan_checkpoint
 from streamload.synthesis import synthesize
+from streamload.system.memory import PeakSampler
 
 MIB = 1 << 20
 

@@ -7,8 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streamload.converting import convert
-    from streamload.errors import (
+    from streamload.core.errors import (
         CheckpointError,
         CheckpointNotFoundError,
         DownloadError,
@@ -19,16 +18,17 @@ if TYPE_CHECKING:
         StreamloadError,
         WriteError,
     )
-    from streamload.exporting import export
-    from streamload.generation import generate
-    from streamload.iterating import iter_tensors
-    from streamload.loading import (
+    from streamload.core.options import LoadOptions
+    from streamload.core.report import ExportReport, LoadReport
+    from streamload.generation.sampling import generate
+    from streamload.loading.calls import (
         Loaded,
         load,
         load_into,
         load_state_dict,
         plan,
     )
+    from streamload.loading.iterating import iter_tensors
     from streamload.mapping.registry import mapping_for
     from streamload.mapping.rules import NameMap, Rule
     from streamload.mapping.transforms import (
@@ -43,21 +43,21 @@ if TYPE_CHECKING:
         Sum,
         Transpose,
     )
-    from streamload.options import LoadOptions
+    from streamload.module.empty_weights import empty_weights
     from streamload.planning.records import Plan
-    from streamload.report import ExportReport, LoadReport
+    from streamload.saving.converting import convert
+    from streamload.saving.exporting import export
     from streamload.sources.base import Source
     from streamload.sources.detect import open_checkpoint
-    from streamload.sources.memory import MemorySource
-    from streamload.weights import empty_weights
+    from streamload.sources.in_memory import MemorySource
 
 __version__ = "0.1.0"
 
 # Public name → the module it is defined in. Imported on first use, so that listing a checkpoint
 # (``open_checkpoint``, ``streamload inspect``) imports neither torch nor numpy.
 _HOMES = {
-    "converting": ("convert",),
-    "errors": (
+    "saving.converting": ("convert",),
+    "core.errors": (
         "CheckpointError",
         "CheckpointNotFoundError",
         "DownloadError",
@@ -68,10 +68,10 @@ _HOMES = {
         "StreamloadError",
         "WriteError",
     ),
-    "exporting": ("export",),
-    "generation": ("generate",),
-    "iterating": ("iter_tensors",),
-    "loading": ("Loaded", "load", "load_into", "load_state_dict", "plan"),
+    "saving.exporting": ("export",),
+    "generation.sampling": ("generate",),
+    "loading.iterating": ("iter_tensors",),
+    "loading.calls": ("Loaded", "load", "load_into", "load_state_dict", "plan"),
     "mapping.registry": ("mapping_for",),
     "mapping.rules": ("NameMap", "Rule"),
     "mapping.transforms": (
@@ -86,13 +86,13 @@ _HOMES = {
         "Sum",
         "Transpose",
     ),
-    "options": ("LoadOptions",),
+    "core.options": ("LoadOptions",),
     "planning.records": ("Plan",),
-    "report": ("ExportReport", "LoadReport"),
+    "core.report": ("ExportReport", "LoadReport"),
     "sources.base": ("Source",),
     "sources.detect": ("open_checkpoint",),
-    "sources.memory": ("MemorySource",),
-    "weights": ("empty_weights",),
+    "sources.in_memory": ("MemorySource",),
+    "module.empty_weights": ("empty_weights",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -156,10 +156,10 @@ if "torch" in sys.modules:
     # Who has imported torch is about to load something: what that needs of our own is imported
     # here, so that the first load takes no longer than the second.
     for _name in (
-        "loading",
+        "loading.calls",
         "models.registry",
         "models.gpt",
         "sources.mapped_file",
-        "sources.neox",
+        "sources.neox.partitions",
     ):
         import_module(f"{__name__}.{_name}")

@@ -85,7 +85,7 @@ def test_errors_share_one_root() -> None:
 
 
 def test_a_module_of_the_package_hides_no_function() -> None:
-    for module in ("loading", "exporting", "generation", "planning", "weights"):
+    for module in ("loading", "saving", "generation", "planning", "module.empty_weights"):
         importlib.import_module(f"streamload.{module}")
     for name in ("load", "export", "generate", "plan", "empty_weights"):
         assert callable(getattr(streamload, name))

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from streamload.errors import MemoryBudgetError, PlanError, StreamloadError, printable
+from streamload.core.errors import MemoryBudgetError, PlanError, StreamloadError, printable
 
 __all__ = ["as_options", "exit_code", "failure_as_dict", "failures_as_one_line", "one_line"]
 

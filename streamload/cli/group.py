@@ -46,7 +46,7 @@ class LazyGroup(click.Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"streamload.cli.{cmd_name}")
+        module = importlib.import_module(f"streamload.cli.commands.{cmd_name}")
         command: click.Command = module.command
         return command
 

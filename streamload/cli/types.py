@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from click.shell_completion import CompletionItem
 
-from streamload.dtypes import BY_TORCH_NAME, parse_dtype
+from streamload.core.dtypes import BY_TORCH_NAME, parse_dtype
 
 __all__ = [
     "BLOCK_BYTES",

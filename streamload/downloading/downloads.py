@@ -12,10 +12,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from streamload.core.errors import CheckpointError, DownloadError, MissingExtraError, printable
+from streamload.core.report import format_bytes
 from streamload.downloading.fetching import Fetched, Progress, fetch
 from streamload.downloading.picking import pick_files
-from streamload.errors import CheckpointError, DownloadError, MissingExtraError, printable
-from streamload.report import format_bytes
 from streamload.sources.index import read_index
 
 __all__ = ["DownloadReport", "download", "neox_files", "neox_folder"]

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamload import __version__
-from streamload.errors import DownloadError, WriteError
-from streamload.writing.atomic import translated
+from streamload.core.errors import DownloadError, WriteError
+from streamload.saving.atomic import translated
 
 __all__ = ["Fetched", "Progress", "fetch"]
 

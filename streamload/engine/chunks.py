@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd
 
-from streamload.specs import Move, Shape
+from streamload.core.specs import Move, Shape
 
 __all__ = ["Block", "Part", "cut"]
 

@@ -10,13 +10,13 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
+from streamload.core.errors import CheckpointError, StreamloadError, note_overwritten, printable
 from streamload.engine.casts import can_overflow
 from streamload.engine.jobs import Job, JobQueue, jobs_of
-from streamload.engine.lane import Lane, Sink
-from streamload.engine.layers import LayerFeed, OnLayer
+from streamload.engine.lanes.base import Lane, Sink
+from streamload.engine.on_layer import LayerFeed, OnLayer
 from streamload.engine.reduce import check_agreement, compare, reduce_into
 from streamload.engine.workers import Crew
-from streamload.errors import CheckpointError, StreamloadError, note_overwritten, printable
 from streamload.planning.records import Plan, PlannedTensor
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype

@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from streamload.dtypes import BY_NAME
+from streamload.core.dtypes import BY_NAME
+from streamload.core.specs import Extent, Move, TensorSpec
 from streamload.engine.chunks import Block, cut
 from streamload.planning.records import Plan, PlannedTensor
 from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of
-from streamload.specs import Extent, Move, TensorSpec
 
 __all__ = ["Job", "JobQueue", "Reader", "jobs_of"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from streamload.core.errors import CheckpointError
+from streamload.core.specs import Move, numel
 from streamload.engine.casts import can_overflow, count_overflows
 from streamload.engine.jobs import Reader
-from streamload.errors import CheckpointError
 from streamload.planning.records import Comparison, Plan, PlannedTensor
 from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of, torch_dtype
-from streamload.specs import Move, numel
 
 __all__ = ["check_agreement", "compare", "reduce_into"]
 

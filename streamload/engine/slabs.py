@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from streamload.dtypes import BY_NAME
+from streamload.core.dtypes import BY_NAME
+from streamload.core.specs import Move, numel
 from streamload.engine.chunks import Part, cut
 from streamload.mapping.layout import coalesced, inverse
 from streamload.planning.records import PlannedTensor
-from streamload.specs import Move, numel
 
 __all__ = ["Slab", "batches"]
 

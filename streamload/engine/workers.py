@@ -8,13 +8,13 @@ from typing import Protocol
 
 import torch
 
+from streamload.core.errors import CheckpointError
 from streamload.engine.jobs import Job, JobQueue, Reader
-from streamload.engine.lane import Lane, LaneWorker, Sink
+from streamload.engine.lanes.base import Lane, LaneWorker, Sink
 from streamload.engine.threads import use_one_torch_thread
-from streamload.errors import CheckpointError
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
-from streamload.threads import end_thread
+from streamload.system.threads import end_thread
 
 __all__ = ["Crew", "Gate"]
 

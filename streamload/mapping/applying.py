@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from streamload.core.specs import Shape, contiguous_strides, numel
 from streamload.mapping.layout import Layout, LayoutError, Piece
 from streamload.mapping.transforms import Transform
-from streamload.specs import Shape, contiguous_strides, numel
 
 __all__ = ["apply"]
 

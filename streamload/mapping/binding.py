@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from streamload.core.specs import TensorSpec
 from streamload.mapping.common import KNOWN_BUFFERS, KNOWN_RENAMES, layer_of
 from streamload.mapping.rules import KNOWN_WRAPPERS, NameMap, Rule, strip_wrappers
 from streamload.mapping.transforms import Identity, Transform
-from streamload.specs import TensorSpec
 
 __all__ = ["Assignment", "Binding", "Mapper", "bind", "bind_equal", "bind_table"]
 

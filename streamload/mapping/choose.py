@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from streamload.core.specs import Catalog
 from streamload.mapping.binding import Binding, bind_equal, bind_table
 from streamload.mapping.fields import too_many
 from streamload.mapping.registry import known_model_types, mappings_for
 from streamload.mapping.rules import NameMap
-from streamload.specs import Catalog
 
 __all__ = ["choose_mapper"]
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from streamload.specs import Move, Shape, contiguous_strides, numel
+from streamload.core.specs import Move, Shape, contiguous_strides, numel
 
 __all__ = [
     "Axis",

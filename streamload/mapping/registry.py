@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from streamload.mapping.gpt2 import gpt2_map
-from streamload.mapping.llama import llama_map, llama_meta_map
-from streamload.mapping.neox import neox_map, neox_raw_map
 from streamload.mapping.rules import NameMap
+from streamload.mapping.tables.gpt2_names import gpt2_map
+from streamload.mapping.tables.llama_names import llama_map, llama_meta_map
+from streamload.mapping.tables.neox_names import neox_map, neox_raw_map
 
 __all__ = ["known_model_types", "mapping_for", "mappings_for"]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
+from streamload.core.specs import Shape
 from streamload.mapping.layout import Layout, LayoutError, axis_of, concat, is_order
-from streamload.specs import Shape
 
 __all__ = [
     "Chain",

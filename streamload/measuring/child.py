@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from streamload.errors import MemoryBudgetError
+from streamload.core.errors import MemoryBudgetError
 from streamload.measuring.machine import Usage
 from streamload.measuring.watch import Channel
-from streamload.memory import available_memory
+from streamload.system.memory import available_memory
 
 __all__ = ["MODES"]
 

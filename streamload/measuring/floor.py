@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from streamload.specs import Shape
+from streamload.core.specs import Shape
 
 if TYPE_CHECKING:
     import torch

@@ -8,13 +8,13 @@ __all__ = ["import_for_loads"]
 
 # What ``streamload.load`` leaves until a checkpoint asks for it.
 _LATE = (
-    "streamload.loading",
+    "streamload.loading.calls",
     "streamload.models.registry",
     "streamload.models.gpt",
-    "streamload.models.llama",
-    "streamload.models.neox",
-    "streamload.sources.neox",
-    "streamload.sources.torch_zip",
+    "streamload.models.llama_model",
+    "streamload.models.neox_model",
+    "streamload.sources.neox.partitions",
+    "streamload.sources.torch.zip_source",
 )
 
 

@@ -16,7 +16,7 @@ from streamload.measuring.machine import BUSY_CPUS, cpu_model, filesystem_of, us
 from streamload.measuring.survey import Survey, survey
 from streamload.measuring.verdict import Figures, judge
 from streamload.measuring.watch import watch_process
-from streamload.memory import available_memory
+from streamload.system.memory import available_memory
 
 __all__ = ["Asked", "FLOORS", "measure"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streamload.configuration import config_of, find_config
-from streamload.dtypes import BY_NAME, parse_dtype
-from streamload.errors import CheckpointError
-from streamload.loading import plan_checkpoint
+from streamload.core.dtypes import BY_NAME, parse_dtype
+from streamload.core.errors import CheckpointError
+from streamload.core.specs import TensorSpec, numel
+from streamload.loading.calls import plan_checkpoint
+from streamload.loading.configuration import config_of, find_config
 from streamload.measuring.floor import Piece
 from streamload.sources.base import Source
 from streamload.sources.detect import open_checkpoint
-from streamload.specs import TensorSpec, numel
 
 __all__ = ["Survey", "survey"]
 

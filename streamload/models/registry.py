@@ -13,11 +13,11 @@ __all__ = ["MODEL_TYPES", "LayersError", "build_model", "select_layers", "with_l
 
 _MODELS = {
     "gpt2": ("streamload.models.gpt", "GPT"),
-    "llama": ("streamload.models.llama", "Llama"),
-    "mistral": ("streamload.models.llama", "Llama"),
-    "qwen2": ("streamload.models.llama", "Llama"),
-    "qwen3": ("streamload.models.llama", "Llama"),
-    "gpt_neox": ("streamload.models.neox", "NeoX"),
+    "llama": ("streamload.models.llama_model", "Llama"),
+    "mistral": ("streamload.models.llama_model", "Llama"),
+    "qwen2": ("streamload.models.llama_model", "Llama"),
+    "qwen3": ("streamload.models.llama_model", "Llama"),
+    "gpt_neox": ("streamload.models.neox_model", "NeoX"),
 }
 MODEL_TYPES = tuple(_MODELS)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from streamload.collecting import without_collections
+from streamload.core.report import LoadReport, MemoryReport
+from streamload.core.specs import Catalog, TensorSpec
 from streamload.mapping.binding import Assignment, Binding, Mapper, bind, bind_equal
 from streamload.mapping.common import layer_of
 from streamload.mapping.rules import NameMap
 from streamload.planning.devices import device_problems
-from streamload.planning.memory import needed_bytes, staging_bytes
+from streamload.planning.needed_memory import needed_bytes, staging_bytes
 from streamload.planning.placing import Draft, place
 from streamload.planning.problems import explain, listed
 from streamload.planning.records import Plan, PlanOptions, Targets
@@ -21,8 +22,7 @@ from streamload.planning.summary import (
     map_notices,
     tied_groups,
 )
-from streamload.report import LoadReport, MemoryReport
-from streamload.specs import Catalog, TensorSpec
+from streamload.system.gc_pause import without_collections
 
 __all__ = ["build_plan"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from streamload.dtypes import BY_NAME, DType
+from streamload.core.dtypes import BY_NAME, DType
+from streamload.core.specs import Move, contiguous_strides, numel
 from streamload.mapping.layout import LayoutError
 from streamload.planning.dtype_rules import DtypeError, target_dtype
 from streamload.planning.records import PlannedTensor
-from streamload.specs import Move, contiguous_strides, numel
 
 __all__ = ["compose"]
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streamload.dtypes import BY_NAME
+from streamload.core.dtypes import BY_NAME
+from streamload.core.report import LoadedTensor
+from streamload.core.specs import Catalog, TensorSpec
 from streamload.mapping.choose import choose_mapper
 from streamload.mapping.common import layer_of
 from streamload.mapping.registry import known_model_types, mapping_for
@@ -24,8 +26,6 @@ from streamload.planning.records import (
     Targets,
     TargetSpec,
 )
-from streamload.report import LoadedTensor
-from streamload.specs import Catalog, TensorSpec
 
 __all__ = ["Conversion", "plan_conversion"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamload.dtypes import BY_NAME, DType
+from streamload.core.dtypes import BY_NAME, DType
 from streamload.planning.records import TargetSpec
 
 __all__ = ["DtypeError", "target_dtype"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from streamload.core.specs import Move, Shape, contiguous_strides
 from streamload.mapping.applying import apply
 from streamload.mapping.layout import Layout, stored_order_strides
 from streamload.mapping.transforms import Transform
-from streamload.specs import Move, Shape, contiguous_strides
 
 __all__ = ["Geometry", "geometries"]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from streamload.dtypes import BY_NAME, DType
+from streamload.core.dtypes import BY_NAME, DType
+from streamload.core.report import LoadedTensor, LoadReport
+from streamload.core.specs import Move, Shape, TensorSpec, contiguous_strides, numel
 from streamload.mapping.applying import apply
 from streamload.mapping.layout import Layout, LayoutError, inverse
 from streamload.mapping.rules import NameMap, Rule
 from streamload.planning.problems import listed
 from streamload.planning.records import Plan, PlannedTensor, PlanOptions, Targets
 from streamload.planning.summary import layer_problem
-from streamload.report import LoadedTensor, LoadReport
-from streamload.specs import Move, Shape, TensorSpec, contiguous_strides, numel
 
 __all__ = ["build_export_plan"]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from streamload.dtypes import BY_NAME
+from streamload.core.dtypes import BY_NAME
+from streamload.core.report import ShapeMismatch
+from streamload.core.specs import Shape, TensorSpec, contiguous_strides, numel
 from streamload.mapping.binding import Assignment
 from streamload.mapping.layout import Layout, LayoutError
 from streamload.mapping.transforms import Mean
@@ -20,8 +22,6 @@ from streamload.planning.records import (
     Targets,
     TargetSpec,
 )
-from streamload.report import ShapeMismatch
-from streamload.specs import Shape, TensorSpec, contiguous_strides, numel
 
 __all__ = ["Draft", "place"]
 

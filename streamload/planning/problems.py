@@ -6,8 +6,8 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from streamload.report import ShapeMismatch
-from streamload.specs import TensorSpec
+from streamload.core.report import ShapeMismatch
+from streamload.core.specs import TensorSpec
 
 __all__ = ["explain", "fold", "listed"]
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from streamload.dtypes import BY_NAME, DType
-from streamload.errors import PlanError, printable
+from streamload.core.dtypes import BY_NAME, DType
+from streamload.core.errors import PlanError, printable
+from streamload.core.report import LoadReport, MemoryReport
+from streamload.core.specs import Move, Shape, numel
 from streamload.planning.problems import fold
-from streamload.report import LoadReport, MemoryReport
-from streamload.specs import Move, Shape, numel
 
 __all__ = [
     "Comparison",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from streamload.dtypes import BY_NAME
+from streamload.core.dtypes import BY_NAME
+from streamload.core.report import LoadedTensor
 from streamload.mapping.binding import Mapper
 from streamload.mapping.common import layer_of
 from streamload.mapping.fields import layer_count_field, short, too_many
@@ -12,7 +13,6 @@ from streamload.mapping.rules import NameMap
 from streamload.planning.placing import Draft
 from streamload.planning.problems import listed
 from streamload.planning.records import PlannedTensor, TargetSpec
-from streamload.report import LoadedTensor
 
 __all__ = [
     "common_dtype",

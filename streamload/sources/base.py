@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from streamload.specs import Catalog, Extent
+from streamload.core.specs import Catalog, Extent
 
 if TYPE_CHECKING:
     import torch

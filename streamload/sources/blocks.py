@@ -6,10 +6,10 @@ import ctypes
 
 import torch
 
-from streamload.dtypes import BY_NAME
-from streamload.errors import CheckpointError
+from streamload.core.dtypes import BY_NAME
+from streamload.core.errors import CheckpointError
+from streamload.core.specs import TensorSpec, contiguous_strides
 from streamload.sources.base import Source
-from streamload.specs import TensorSpec, contiguous_strides
 
 __all__ = ["bytes_of", "read_tensor", "torch_dtype"]
 

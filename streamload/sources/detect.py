@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from streamload.errors import CheckpointError, CheckpointNotFoundError, printable
+from streamload.core.errors import CheckpointError, CheckpointNotFoundError, printable
 from streamload.sources.base import Source
 from streamload.sources.files import OpenFile
 from streamload.sources.folders import TORCH_ENDINGS, choose_files
-from streamload.sources.header import describe_text
 from streamload.sources.hub import find_in_hub_cache, is_hub_name
 from streamload.sources.index import check_against_shards, read_index, shard_paths
-from streamload.sources.safetensors import open_safetensors
+from streamload.sources.safetensors.header import describe_text
+from streamload.sources.safetensors.source import open_safetensors
 
 __all__ = ["folder_of", "open_checkpoint", "open_layers"]
 
@@ -74,7 +74,7 @@ def folder_of(path: str | os.PathLike[str]) -> str:
 
 
 def _open_folder(folder: str, given: str, layers: frozenset[int] | None) -> Source:
-    from streamload.sources.neox import find_partitions, open_neox
+    from streamload.sources.neox.partitions import find_partitions, open_neox
 
     try:
         names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
@@ -133,7 +133,7 @@ def _opener(path: str) -> Callable[..., Source]:
         )
     claims_torch = path.lower().endswith(TORCH_ENDINGS)
     if is_torch or (claims_torch and not looks_safe and not describe_text(start)):
-        from streamload.sources.torch_zip import open_torch
+        from streamload.sources.torch.zip_source import open_torch
 
         return open_torch
     return open_safetensors

@@ -13,9 +13,9 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from streamload.errors import CheckpointError, CheckpointNotFoundError, ReadError
+from streamload.core.errors import CheckpointError, CheckpointNotFoundError, ReadError
+from streamload.core.specs import Extent
 from streamload.sources.base import SourceBase
-from streamload.specs import Extent
 
 if TYPE_CHECKING:
     import torch

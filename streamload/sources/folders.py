@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from streamload.errors import CheckpointError, printable
+from streamload.core.errors import CheckpointError, printable
 
 __all__ = ["TORCH_ENDINGS", "choose_files"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 
-from streamload.errors import CheckpointNotFoundError
+from streamload.core.errors import CheckpointNotFoundError
 
 __all__ = ["find_in_hub_cache", "is_hub_name"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from streamload.errors import CheckpointError
+from streamload.core.errors import CheckpointError
+from streamload.core.specs import Catalog
 from streamload.sources.files import OpenFile
-from streamload.sources.header import loads_strictly
-from streamload.specs import Catalog
+from streamload.sources.safetensors.header import loads_strictly
 
 __all__ = ["check_against_shards", "read_index", "shard_paths"]
 

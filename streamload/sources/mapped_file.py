@@ -11,11 +11,11 @@ import mmap
 
 import torch
 
-from streamload.dtypes import BY_NAME
-from streamload.errors import ReadError
+from streamload.core.dtypes import BY_NAME
+from streamload.core.errors import ReadError
+from streamload.core.specs import TensorSpec, contiguous_strides
 from streamload.sources.blocks import torch_dtype
 from streamload.sources.files import OpenFile
-from streamload.specs import TensorSpec, contiguous_strides
 
 __all__ = ["MappedFile"]
 

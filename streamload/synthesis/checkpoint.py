@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
-from streamload.dtypes import parse_dtype
-from streamload.errors import WriteError
+from streamload.core.dtypes import parse_dtype
+from streamload.core.errors import WriteError
 from streamload.synthesis.presets import PRESETS
 from streamload.synthesis.randoms import blocks
 from streamload.synthesis.recipes import Preset, Recipe

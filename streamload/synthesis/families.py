@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from streamload.specs import Shape
+from streamload.core.specs import Shape
 from streamload.synthesis.recipes import Recipe
 
 __all__ = ["gpt2", "llama", "neox"]

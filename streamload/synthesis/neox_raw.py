@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from streamload.errors import StreamloadError, WriteError
-from streamload.specs import Shape
+from streamload.core.errors import StreamloadError, WriteError
+from streamload.core.specs import Shape
 from streamload.synthesis.checkpoint import Progress, SynthesisReport
 from streamload.synthesis.neox_config import STEP_FOLDER, small_files
 from streamload.synthesis.randoms import encode, values

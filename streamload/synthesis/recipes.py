@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from streamload.dtypes import BY_TORCH_NAME, nbytes_of
-from streamload.specs import Shape
+from streamload.core.dtypes import BY_TORCH_NAME, nbytes_of
+from streamload.core.specs import Shape
 
 __all__ = ["Kind", "Preset", "Recipe"]
 

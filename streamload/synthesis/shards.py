@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from streamload.dtypes import BY_TORCH_NAME
+from streamload.core.dtypes import BY_TORCH_NAME
 from streamload.synthesis.recipes import Recipe
 
 __all__ = ["INDEX_NAME", "Shard", "index_json", "plan_shards"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import IO, Any
 
-from streamload.errors import WriteError
+from streamload.core.errors import WriteError
 
 __all__ = ["StagedFiles", "check_free_space"]
 

@@ -14,15 +14,15 @@ from typing import Protocol
 
 import torch
 
-from streamload.dtypes import BY_NAME
-from streamload.engine.cpu import Buffer
+from streamload.core.dtypes import BY_NAME
+from streamload.core.specs import Extent, TensorSpec
+from streamload.engine.lanes.cpu import Buffer
 from streamload.engine.threads import use_one_torch_thread
 from streamload.sources.addresses import Address, content_address
 from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of
 from streamload.sources.detect import folder_of
 from streamload.sources.files import OpenFile
-from streamload.specs import Extent, TensorSpec
 
 __all__ = ["DigestCheck", "Findings", "OddValues", "check"]
 

@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-from streamload.configuration import config_of, find_config
-from streamload.dtypes import BY_NAME
-from streamload.engine.cpu import CpuLane
+from streamload.core.dtypes import BY_NAME
+from streamload.core.errors import CheckpointError
+from streamload.core.specs import Move, Shape, numel
 from streamload.engine.execute import execute
+from streamload.engine.lanes.cpu import CpuLane
 from streamload.engine.slabs import Slab, batches
-from streamload.errors import CheckpointError
+from streamload.loading.configuration import config_of, find_config
 from streamload.mapping.choose import choose_mapper
 from streamload.mapping.rules import NameMap
 from streamload.planning import Plan, PlannedTensor, PlanOptions, build_plan
 from streamload.planning.problems import listed
 from streamload.sources.base import Source
-from streamload.specs import Move, Shape, numel
 
 __all__ = ["Comparison", "Difference", "compare_checkpoints"]
 

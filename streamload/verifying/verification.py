@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from streamload.dtypes import BY_TORCH_NAME
-from streamload.errors import printable
-from streamload.options import Settings, settings_from
-from streamload.report import format_bytes
+from streamload.core.dtypes import BY_TORCH_NAME
+from streamload.core.errors import printable
+from streamload.core.options import Settings, settings_from
+from streamload.core.report import format_bytes
 from streamload.sources.detect import open_checkpoint
 from streamload.verifying.checking import DigestCheck, OddValues, check
 from streamload.verifying.comparing import Difference, compare_checkpoints

@@ -11,14 +11,14 @@ from streamload.cli.errors import (
     failures_as_one_line,
     one_line,
 )
-from streamload.errors import (
+from streamload.core.errors import (
     CheckpointError,
     MemoryBudgetError,
     MissingExtraError,
     PlanError,
     ReadError,
 )
-from streamload.report import LoadReport
+from streamload.core.report import LoadReport
 
 BUDGET = MemoryBudgetError("needs much", needed_bytes=5, available_bytes=3, limit="cgroup")
 

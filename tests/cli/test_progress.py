@@ -2,7 +2,7 @@
 
 import io
 
-from streamload.cli.progress import progress_bar
+from streamload.cli.render.progress import progress_bar
 
 
 class Terminal(io.StringIO):

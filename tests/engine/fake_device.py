@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from streamload.engine.device import empty_on, scatter
+from streamload.engine.lanes.device import empty_on, scatter
 
 
 class HazardError(AssertionError):

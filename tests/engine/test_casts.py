@@ -8,10 +8,10 @@ import torch
 import streamload
 from streamload import MemorySource, NameMap, Rule, Split, Transpose
 from streamload.engine.casts import can_overflow, count_overflows
-from streamload.engine.cpu import CpuLane
 from streamload.engine.execute import execute
+from streamload.engine.lanes.cpu import CpuLane
 from streamload.planning import PlanOptions, build_plan
-from tests.tiny import bag, same_bits, write
+from tests.support.tiny import bag, same_bits, write
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 EIGHT = [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -165,7 +165,7 @@ def test_one_source_for_targets_of_two_dtypes_is_rounded_once():
     table = NameMap((Rule("w", ("a", "b"), Chain(Transpose(), Split(0))),))
     module = bag({"a": (4, 6)}, device="cpu", dtype=torch.bfloat16)
     module.register_parameter("b", torch.nn.Parameter(torch.zeros(4, 6)))
-    from streamload.modules import existing_tensors, targets_of
+    from streamload.module.commit import existing_tensors, targets_of
 
     source = MemorySource({"w": w})
     plan = build_plan(source.catalog, table, targets_of(module), PlanOptions(staging_bytes=64))

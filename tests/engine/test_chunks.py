@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamload.core.specs import contiguous_strides, numel
 from streamload.engine.chunks import cut
 from streamload.engine.slabs import batches
 from streamload.mapping.layout import Layout, concat
 from streamload.planning.records import PlannedTensor
-from streamload.specs import contiguous_strides, numel
 
 SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
 

@@ -6,11 +6,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 import streamload
-from streamload.engine.device import DeviceLane, PlainOps
 from streamload.engine.execute import execute
-from streamload.engine.lanes import DeviceLanes, unusable
+from streamload.engine.lanes.choice import DeviceLanes, unusable
+from streamload.engine.lanes.device import DeviceLane, PlainOps
 from streamload.planning import PlanOptions, build_plan
-from streamload.sources.memory import MemorySource
+from streamload.sources.in_memory import MemorySource
 from tests.engine.fake_device import FakeOps
 from tests.engine.test_ring import RULES, expected_tensors, run, stored_tensors
 
@@ -114,7 +114,7 @@ def test_each_tensor_goes_to_its_own_device():
 class TestCuda:
     @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
     def test_every_tensor_is_right(self, dtype):
-        from streamload.engine.cuda import CudaOps
+        from streamload.engine.lanes.cuda import CudaOps
 
         for seed in range(5):
             stored = stored_tensors(seed)

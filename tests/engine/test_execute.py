@@ -12,11 +12,11 @@ from safetensors import safe_open
 
 import streamload
 from streamload import MemorySource, NameMap, Rule, Transpose
-from streamload.engine.cpu import CpuLane
 from streamload.engine.execute import execute
+from streamload.engine.lanes.cpu import CpuLane
 from streamload.planning import PlanOptions, build_plan
 from streamload.sources import files
-from tests.tiny import (
+from tests.support.tiny import (
     bag,
     gpt2_tensors,
     meta_gpt2,
@@ -80,7 +80,7 @@ def test_a_short_tensor_behind_a_long_one_has_no_tail_of_it(tmp_path):
 def test_transposes_in_panels(layout, dtype, staging_bytes):
     w = values(1, 23, 31)
     source = MemorySource({"w": w})
-    from streamload.dtypes import parse_dtype
+    from streamload.core.dtypes import parse_dtype
 
     options = PlanOptions(
         layout=layout, dtype=parse_dtype(dtype), staging_bytes=staging_bytes, chunk_bytes=60
@@ -109,8 +109,8 @@ class Recording(MemorySource):
 
 
 def test_masks_are_never_read():
-    from streamload.mapping.gpt2 import gpt2_map
-    from streamload.modules import targets_of
+    from streamload.mapping.tables.gpt2_names import gpt2_map
+    from streamload.module.commit import targets_of
 
     wanted = gpt2_tensors()
     source = Recording(with_masks(wanted, torch.uint8))

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import streamload
-from streamload.engine.layers import AHEAD
+from streamload.engine.on_layer import AHEAD
 from tests.engine.fake_device import FakeOps
 
 BLOCKS = 12
@@ -195,8 +195,8 @@ def test_state_dicts_have_the_replacements_too(path, values):
 
 
 def test_workers_wait_for_a_slow_function(path, monkeypatch):
-    from streamload.engine.cpu import CpuLane
-    from streamload.engine.passing import PagedCpuLane
+    from streamload.engine.lanes.cpu import CpuLane
+    from streamload.engine.lanes.passing import PagedCpuLane
 
     held, most = set(), []
 
@@ -217,7 +217,7 @@ def test_workers_wait_for_a_slow_function(path, monkeypatch):
 
 def test_on_a_device_each_block_is_there_when_it_is_handed_out(path, values, monkeypatch):
     from streamload import loading
-    from streamload.engine.device import DeviceLane
+    from streamload.engine.lanes.device import DeviceLane
 
     for seed in range(10):
         ops = FakeOps(seed)

@@ -5,14 +5,14 @@ import threading
 import pytest
 import torch
 
-from streamload.dtypes import BY_TORCH_NAME
-from streamload.engine.device import DeviceLane
+from streamload.core.dtypes import BY_TORCH_NAME
 from streamload.engine.execute import execute
-from streamload.engine.ring import Ring
+from streamload.engine.lanes.device import DeviceLane
+from streamload.engine.lanes.ring import Ring
 from streamload.mapping.rules import NameMap, Rule
 from streamload.mapping.transforms import Concat, Split, Transpose
 from streamload.planning import PlanOptions, build_plan
-from streamload.sources.memory import MemorySource
+from streamload.sources.in_memory import MemorySource
 from tests.engine.fake_device import FakeOps, HazardError
 
 RULES = NameMap(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import streamload
-from streamload.errors import CheckpointError, PlanError
+from streamload.core.errors import CheckpointError, PlanError
 from streamload.mapping.transforms import Concat, HeadSplit, Split
 from tests.families.tiny import CONFIG, llama, of_transformers, reference, values, write
 

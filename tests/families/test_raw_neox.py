@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import streamload
-from streamload.errors import CheckpointError, PlanError, StreamloadError
+from streamload.core.errors import CheckpointError, PlanError, StreamloadError
 from tests.families.partitions import ROW_PARALLEL, cut, write
 from tests.models.peers import check_agrees
 

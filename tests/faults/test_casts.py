@@ -7,7 +7,7 @@ import torch
 
 import streamload
 from streamload import Chain, NameMap, Rule, Split, Sum, Transpose
-from tests.tiny import assert_unchanged, bag, bag_of, same_bits, state_of, write
+from tests.support.tiny import assert_unchanged, bag, bag_of, same_bits, state_of, write
 
 INF, NAN = float("inf"), float("nan")
 FLOAT32_MAX = torch.finfo(torch.float32).max

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import streamload
-from tests.loopback import Site, serve
-from tests.tiny import bag_of, open_descriptors, same_bits, write
+from tests.support.loopback import Site, serve
+from tests.support.tiny import bag_of, open_descriptors, same_bits, write
 
 KIB = 1 << 10
 SIZE = 512 * KIB

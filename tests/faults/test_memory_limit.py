@@ -63,7 +63,7 @@ def make_cold(path: str) -> None:
 LOAD = textwrap.dedent(
     """
     import json, sys, torch, streamload
-    from streamload.memory import PeakSampler
+    from streamload.system.memory import PeakSampler
     streamload.load_state_dict(sys.argv[2])  # imports
     with PeakSampler(interval_s=0.002) as sampler:
         found = streamload.load_state_dict(sys.argv[1], dtype="bfloat16")

@@ -18,11 +18,11 @@ import torch
 
 import streamload
 from streamload import MemorySource
-from streamload.engine.cpu import CpuLane, CpuWorker
+from streamload.engine.lanes.cpu import CpuLane, CpuWorker
 from streamload.sources import files
 from tests.faults.sources import COUNT, KINDS, TENSORS, data_file, same
 from tests.reliability import record
-from tests.tiny import assert_unchanged, bag_of, open_descriptors, state_of
+from tests.support.tiny import assert_unchanged, bag_of, open_descriptors, state_of
 
 OPTIONS = {"chunk_bytes": 2048, "workers": 2}
 
@@ -298,7 +298,7 @@ SIGNALLED = """
     import gc, os, random, signal, sys, threading, time
     import streamload, torch
     from tests.faults.sources import TENSORS, same
-    from tests.tiny import assert_unchanged, bag_of, open_descriptors, state_of
+    from tests.support.tiny import assert_unchanged, bag_of, open_descriptors, state_of
 
     path, seed = sys.argv[1], int(sys.argv[2])
     rng = random.Random(seed)

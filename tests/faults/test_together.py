@@ -12,7 +12,7 @@ import torch
 import streamload
 from tests.faults.sources import KINDS, TENSORS, same
 from tests.reliability import record
-from tests.tiny import bag_of, open_descriptors, write
+from tests.support.tiny import bag_of, open_descriptors, write
 
 ROUNDS = 20
 LOADS = 300

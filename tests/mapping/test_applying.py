@@ -20,13 +20,13 @@ from streamload import (
     Sum,
     Transpose,
 )
-from streamload.engine.cpu import CpuLane
 from streamload.engine.execute import execute
+from streamload.engine.lanes.cpu import CpuLane
 from streamload.mapping.applying import apply
 from streamload.mapping.layout import Axis, Layout, LayoutError, Piece
 from streamload.planning import PlanOptions, build_plan
 from tests.mapping.test_transforms import counted, exported, loaded
-from tests.tiny import same_bits
+from tests.support.tiny import same_bits
 
 NEGATIVE = [
     (Transpose(-1, -2), lambda w: [w.t()]),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from streamload.mapping.choose import choose_mapper
-from streamload.sources.memory import MemorySource
+from streamload.sources.in_memory import MemorySource
 
 CONFIG = {
     "model_type": "llama",

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamload.core.specs import contiguous_strides, numel
 from streamload.mapping.layout import (
     Layout,
     LayoutError,
@@ -15,7 +16,6 @@ from streamload.mapping.layout import (
     inverse,
     stored_order_strides,
 )
-from streamload.specs import contiguous_strides, numel
 
 SHAPES = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
 

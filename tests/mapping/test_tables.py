@@ -3,11 +3,11 @@
 import pytest
 
 import streamload
+from streamload.core.specs import Catalog, TensorSpec
 from streamload.mapping.registry import known_model_types, mappings_for
 from streamload.models.registry import MODEL_TYPES, build_model
-from streamload.modules import targets_of
+from streamload.module.commit import targets_of
 from streamload.planning import PlanOptions, build_plan
-from streamload.specs import Catalog, TensorSpec
 
 LLAMA_1B = {
     "hidden_size": 2048,

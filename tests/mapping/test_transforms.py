@@ -22,13 +22,13 @@ from streamload import (
     Sum,
     Transpose,
 )
-from streamload.engine.cpu import CpuLane
+from streamload.core.specs import contiguous_strides
 from streamload.engine.execute import execute
+from streamload.engine.lanes.cpu import CpuLane
 from streamload.mapping.layout import Layout, LayoutError
 from streamload.planning import PlanOptions, Targets, TargetSpec, build_plan
 from streamload.planning.inverse import build_export_plan
-from streamload.specs import contiguous_strides
-from tests.tiny import same_bits
+from tests.support.tiny import same_bits
 
 SIZES = st.integers(1, 5)
 

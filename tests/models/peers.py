@@ -9,7 +9,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import torch
 import transformers
 
-from streamload.generation import generate
+from streamload.generation.sampling import generate
 from streamload.models.registry import build_model
 
 

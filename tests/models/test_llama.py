@@ -3,9 +3,9 @@ import torch
 from transformers import LlamaConfig as PeerLlama
 from transformers import MistralConfig, Qwen2Config, Qwen3Config
 
-from streamload.models.llama import Llama, LlamaConfig
+from streamload.models.llama_model import Llama, LlamaConfig
 from streamload.models.registry import build_model
-from streamload.weights import empty_weights
+from streamload.module.empty_weights import empty_weights
 from tests.models.peers import build_pair, check_agrees, check_config_round_trip
 
 TINY = {

@@ -1,7 +1,7 @@
 import pytest
 from transformers import GPTNeoXConfig
 
-from streamload.models.neox import NeoXConfig
+from streamload.models.neox_model import NeoXConfig
 from streamload.models.registry import build_model
 from tests.models.peers import build_pair, check_agrees, check_config_round_trip
 

@@ -10,9 +10,9 @@ import torch
 
 import streamload
 from streamload import Concat, MemorySource, NameMap, Rule, Split, Transpose
-from streamload.dtypes import BY_NAME, parse_dtype
+from streamload.core.dtypes import BY_NAME, parse_dtype
+from streamload.core.specs import Catalog, Extent, TensorSpec
 from streamload.planning import PlanOptions, Targets, TargetSpec, build_plan
-from streamload.specs import Catalog, Extent, TensorSpec
 
 
 def catalog(**tensors):

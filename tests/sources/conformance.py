@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from streamload.errors import ReadError, StreamloadError
+from streamload.core.errors import ReadError, StreamloadError
+from streamload.core.specs import Extent, contiguous_strides
 from streamload.sources.base import Source
-from streamload.specs import Extent, contiguous_strides
-from tests.tiny import open_descriptors, same_bits
+from tests.support.tiny import open_descriptors, same_bits
 
 
 class SourceConformance:

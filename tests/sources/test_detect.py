@@ -7,7 +7,7 @@ import torch
 
 import streamload
 from streamload.sources.detect import folder_of
-from tests.tiny import refused, values, write, write_gpt2
+from tests.support.tiny import refused, values, write, write_gpt2
 
 W = {"w": values(1, 2, 3)}
 
@@ -162,7 +162,7 @@ def test_content_that_is_a_pickle_is_not_opened_as_safetensors(tmp_path):
 
 def test_every_header_length_opens(tmp_path):
     """Also those whose first bytes look like a pickle's (0x80 0x02 …) or a zip's."""
-    from tests.tiny import container, entry
+    from tests.support.tiny import container, entry
 
     for extra in (0x280, 0x480, 0x580, 0x4B50):
         text = container({"w": entry("F32", [1], 0, 4)})[8:].decode().ljust(extra)

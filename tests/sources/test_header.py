@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import streamload
 from streamload.sources import header
-from tests.tiny import bag, container, entry, refused, same_bits
+from tests.support.tiny import bag, container, entry, refused, same_bits
 
 A, B = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([5.0, 6.0])
 BODY = bytes(A.view(torch.uint8).flatten().tolist()) + bytes(B.view(torch.uint8).tolist())

@@ -7,7 +7,7 @@ import torch
 
 import streamload
 from streamload.sources.hub import cache_folder
-from tests.tiny import LAYERS, gpt2_tensors, meta_gpt2, refused, values, write, write_gpt2
+from tests.support.tiny import LAYERS, gpt2_tensors, meta_gpt2, refused, values, write, write_gpt2
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import streamload
-from tests.tiny import bag_of, holds, open_descriptors, refused, write
+from tests.support.tiny import bag_of, holds, open_descriptors, refused, write
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"

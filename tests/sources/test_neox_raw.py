@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from streamload.errors import CheckpointError, MissingExtraError
-from streamload.sources.neox import NeoXRawSource, find_partitions, open_neox
-from streamload.sources.neox_config import neox_config
+from streamload.core.errors import CheckpointError, MissingExtraError
+from streamload.sources.neox.neox_config import neox_config
+from streamload.sources.neox.partitions import NeoXRawSource, find_partitions, open_neox
 
 WIDTH, INNER, VOCAB = 96, 384, 16
 Files = dict[str, dict[str, torch.Tensor]]

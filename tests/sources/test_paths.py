@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import streamload
-from tests.tiny import bag, refused, values, write
+from tests.support.tiny import bag, refused, values, write
 
 W = {"w": values(1, 2, 3), "b": torch.tensor([0.5])}
 ODD = {

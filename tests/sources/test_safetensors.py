@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import streamload
-from streamload.errors import ReadError
+from streamload.core.errors import ReadError
+from streamload.core.specs import Extent
 from streamload.sources import files
-from streamload.specs import Extent
 from tests.sources.conformance import SourceConformance
-from tests.tiny import container, entry, same_bits, write
+from tests.support.tiny import container, entry, same_bits, write
 
 EXPECTED = {
     "f32": torch.arange(6.0).reshape(2, 3),

@@ -19,9 +19,9 @@ import pytest
 import torch
 from torch import nn
 
-from streamload.errors import CheckpointError, CheckpointNotFoundError, ReadError
-from streamload.sources.torch_legacy import LEGACY_START
-from streamload.sources.torch_zip import open_torch
+from streamload.core.errors import CheckpointError, CheckpointNotFoundError, ReadError
+from streamload.sources.torch.legacy import LEGACY_START
+from streamload.sources.torch.zip_source import open_torch
 
 W = torch.arange(6.0).reshape(2, 3)
 STATE = {"w": W, "b": torch.tensor([0.5, -0.5])}

@@ -1,0 +1,35 @@
+"""``streamload inspect PATH [TENSOR]``: what the headers say; imports neither torch nor numpy."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from streamload.cli.options import common_options
+from streamload.cli.render.listing import as_dict, as_text
+from streamload.cli.render.tables import say
+
+
+@click.command("inspect", epilog="Example: streamload inspect ./gpt2-xl h.0.attn.c_attn.weight")
+@click.argument("path")
+@click.argument("tensor", required=False)
+@click.option("show_all", "--all", is_flag=True, help="List every tensor, nothing folded.")
+@common_options
+def command(path: str, tensor: str | None, show_all: bool, as_json: bool) -> None:
+    """List the tensors of the checkpoint at PATH from its headers, without reading data.
+
+    With TENSOR: that tensor's statistics and a few of its values.
+    """
+    from streamload.sources.detect import open_checkpoint
+
+    with open_checkpoint(path) as source:
+        if tensor is not None:
+            from streamload.cli.render.statistics import describe, show
+
+            facts = describe(source, tensor)
+            say(json.dumps(facts) if as_json else show(facts))
+        elif as_json:
+            say(json.dumps(as_dict(source)))
+        else:
+            say("\n".join(as_text(source, show_all=show_all)))

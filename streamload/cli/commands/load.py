@@ -1,0 +1,58 @@
+"""``streamload load PATH``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import click
+
+from streamload.cli.errors import as_options
+from streamload.cli.options import common_options, given, load_options
+from streamload.cli.render.progress import progress_bar
+from streamload.cli.render.tables import say
+from streamload.cli.render.trace import Trace, checked_path
+from streamload.core.errors import printable
+from streamload.measuring.imports import import_for_loads
+
+
+@click.command("load", epilog="Example: streamload load ./gpt2-xl --dtype bfloat16 -v")
+@click.argument("path")
+@click.option("-v", "--verbose", is_flag=True, help="List every assignment.")
+@click.option(
+    "--trace",
+    "trace_path",
+    type=click.Path(dir_okay=False),
+    callback=checked_path,
+    metavar="FILE.png|FILE.json",
+    help="Write memory and bytes read over time; a picture needs the extra plot.",
+)
+@load_options
+@common_options
+def command(
+    path: str, verbose: bool, trace_path: str | None, as_json: bool, **options: Any
+) -> None:
+    """Load the checkpoint at PATH into its model, and print the report.
+
+    Shows how fast a load is and how much memory it takes; the model is gone afterwards.
+    """
+    import streamload
+
+    trace = None
+    if trace_path is not None:
+        import_for_loads()  # or the curves would begin with torch's memory
+        trace = Trace()
+    with progress_bar("loading") as progress, trace or contextlib.nullcontext():
+        if trace is not None:
+            progress = trace.progress(progress)
+        # Kept to the trace's end, which would show the model's memory going otherwise.
+        loaded = streamload.load(path, progress=progress, **given(options))
+    report = loaded.report
+    if trace is not None and trace_path is not None:
+        trace.write(trace_path, report)
+        say(f"trace written to {printable(trace_path)}", err=True)
+    if as_json:
+        say(json.dumps(report.to_dict()))
+    else:
+        say(as_options(report.to_text(verbose=verbose)))

@@ -1,0 +1,73 @@
+"""``streamload synth NAME DIR``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from streamload.cli.options import common_options, given
+from streamload.cli.render.progress import progress_bar
+from streamload.cli.types import BYTES, DTypeName, OneOf
+from streamload.core.errors import printable
+from streamload.core.report import format_bytes
+from streamload.synthesis.presets import PRESETS
+
+_RAW = "neox-20b-raw"
+_DTYPE = DTypeName(("float32", "float16", "bfloat16"))
+_COMMON = ("seed", "layers", "force")
+_ONLY_RAW = ("partitions", "hidden", "vocab_size", "sparse")
+
+
+@click.command("synth", epilog="Example: streamload synth gpt2-xl ./gpt2-xl")
+@click.argument("name", type=OneOf((*PRESETS, _RAW)), metavar="NAME")
+@click.argument("directory", type=click.Path(file_okay=False))
+@click.option("--seed", type=click.IntRange(min=0), help="Of the random numbers. [default: 0]")
+@click.option("--layers", type=click.IntRange(min=1), help="Number of blocks, if not all.")
+@click.option("--force", is_flag=True, default=None, help="Overwrite a different checkpoint.")
+@click.option("--dtype", type=_DTYPE, help="float32, float16, bfloat16. [default: as published]")
+@click.option("--masks/--no-masks", default=None, help="Write the causal masks too. [default: do]")
+@click.option("--tokenizer/--no-tokenizer", default=None, help="Write a tokenizer. [default: do]")
+@click.option("--max-shard-bytes", type=BYTES, help="Cut into files of at most this size.")
+@click.option("--partitions", type=click.IntRange(min=1), help=f"{_RAW}: ranks. [default: 2]")
+@click.option("--hidden", type=click.IntRange(min=16), help=f"{_RAW}: width. [default: 6144]")
+@click.option("--vocab-size", type=click.IntRange(min=256), help=f"{_RAW}: tokens, padded.")
+@click.option("--sparse", is_flag=True, default=None, help=f"{_RAW}: full sizes, no data on disk.")
+@common_options
+def command(name: str, directory: str, as_json: bool, **options: Any) -> None:
+    """Write a checkpoint of random weights in the exact layout published under NAME.
+
+    Nothing is downloaded. The same options give the same bytes.
+
+    \b
+    NAME is one of:
+      gpt2 gpt2-medium gpt2-large gpt2-xl gpt2-stub gpt2-tiny
+      llama-3.2-1b llama-tiny  mistral-7b mistral-tiny
+      qwen2.5-0.5b qwen2-tiny  qwen3-0.6b qwen3-tiny
+      pythia-1b neox-tiny  neox-20b-raw
+    """  # noqa: D301 - click wants the backspace itself
+    from streamload.synthesis import synthesize, synthesize_neox_raw
+
+    chosen = given(options)
+    foreign = [
+        option
+        for option in chosen
+        if option not in _COMMON and (option in _ONLY_RAW) is not (name == _RAW)
+    ]
+    if foreign:
+        spelled = ", ".join("--" + option.replace("_", "-") for option in foreign)
+        raise click.UsageError(f"{spelled} cannot be used with {name}")
+    with progress_bar(f"writing {name}") as progress:
+        if name == _RAW:
+            report = synthesize_neox_raw(directory, progress=progress, **chosen)
+        else:
+            report = synthesize(name, directory, progress=progress, **chosen)
+    if as_json:
+        click.echo(json.dumps(report.to_dict()))
+    elif report.reused:
+        click.echo(f"{printable(directory)}: this {name} is there already")
+    else:
+        size, seconds = format_bytes(report.bytes_written), report.elapsed_s
+        what = f"{report.tensors} tensors, {size} written in {seconds:.1f} s"
+        click.echo(f"{printable(directory)}: {what}")

@@ -1,0 +1,160 @@
+"""One load's memory and bytes over time: recorded, then written as JSON or as a picture."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streamload.core.errors import MissingExtraError, printable
+from streamload.saving.atomic import StagedFile
+from streamload.system.memory import PeakSampler
+
+if TYPE_CHECKING:
+    from streamload.core.report import LoadReport
+
+__all__ = ["ENDINGS", "Trace", "checked_path"]
+
+ENDINGS = (".png", ".json")
+_MIB = 1 << 20
+_COLOR = "#1b5e8c"
+_WIDTH_INCHES, _HEIGHT_INCHES, _DPI = 8.3, 4.2, 150
+
+Progress = Callable[[int, int, str], None]
+
+
+def checked_path(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """A path a trace can be written to; said before the load, not after it.
+
+    Raises:
+        click.BadParameter: neither .png nor .json, or there is no such folder.
+        MissingExtraError: a picture is wanted and matplotlib is not installed.
+    """
+    if value is None:
+        return None
+    ending = os.path.splitext(value)[1].lower()
+    if ending not in ENDINGS:
+        raise click.BadParameter(f"{printable(value)} ends in neither .png nor .json", ctx, param)
+    folder = os.path.dirname(value) or os.curdir
+    if not os.path.isdir(folder):
+        raise click.BadParameter(f"there is no folder {printable(folder)}", ctx, param)
+    if ending == ".png":
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError as error:
+            raise MissingExtraError(
+                "matplotlib", extra="plot", purpose="a picture of the load"
+            ) from error
+    return value
+
+
+class Trace:
+    """Context manager that records memory and progress from its start to its end."""
+
+    def __init__(self) -> None:
+        self._sampler = PeakSampler(record=True)
+        self._start_s = 0.0
+        self._bytes: list[tuple[float, int]] = []
+        self._total_bytes = 0
+
+    def __enter__(self) -> Trace:
+        self._start_s = time.perf_counter()
+        self._bytes = [(0.0, 0)]
+        self._sampler.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._sampler.__exit__(*exc)
+
+    def progress(self, shown: Progress | None) -> Progress:
+        """A progress callback that records, and passes on to the one that is shown."""
+
+        def note(done_bytes: int, total_bytes: int, name: str) -> None:
+            self._bytes.append((time.perf_counter() - self._start_s, done_bytes))
+            self._total_bytes = total_bytes
+            if shown is not None:
+                shown(done_bytes, total_bytes, name)
+
+        return note
+
+    def to_dict(self, report: LoadReport) -> dict[str, Any]:
+        """As JSON has it: bytes held by the process, not over the start; times in seconds."""
+        samples = self._sampler.samples
+        return {
+            "path": report.source,
+            "mode": report.mode,
+            "dtype": report.dtype,
+            "memory": {
+                "elapsed_s": [round(s.elapsed_s, 4) for s in samples],
+                "rss_bytes": [s.rss_bytes for s in samples],
+                "anonymous_bytes": [s.anonymous_bytes for s in samples],
+                "file_bytes": [s.file_bytes for s in samples],
+            },
+            "read": {
+                "elapsed_s": [round(at_s, 4) for at_s, _ in self._bytes],
+                "done_bytes": [done for _, done in self._bytes],
+                "total_bytes": self._total_bytes,
+            },
+            "load": report.to_dict(),
+        }
+
+    def write(self, path: str, report: LoadReport) -> None:
+        """Write the file, whole or not at all.
+
+        Raises:
+            WriteError: it cannot be written.
+        """
+        made = self.to_dict(report)
+        data = _picture(made) if path.lower().endswith(".png") else json.dumps(made).encode()
+        staged = StagedFile(path)
+        try:
+            staged.write(data, 0)
+            staged.commit()
+        except BaseException:
+            staged.discard()
+            raise
+
+
+def _picture(trace: dict[str, Any]) -> bytes:
+    """Two panels over one axis of time: memory over the start, and bytes read. A PNG.
+
+    Lines differ in width and dashes, so that it reads in black and white.
+    """
+    import io
+
+    from matplotlib.figure import Figure
+
+    memory, read = trace["memory"], trace["read"]
+    figure = Figure(figsize=(_WIDTH_INCHES, _HEIGHT_INCHES), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    styles = {"rss": ("resident", "-", 2.0), "anonymous": ("anonymous", "--", 1.2),
+              "file": ("file (mapped)", ":", 1.6)}  # fmt: skip
+    for key, (label, dashes, width) in styles.items():
+        held = memory[f"{key}_bytes"]
+        over = [(count - held[0]) / _MIB for count in held]
+        upper.plot(
+            memory["elapsed_s"],
+            over,
+            label=label,
+            linestyle=dashes,
+            linewidth=width,
+            color="#1b5e8c",
+        )
+    upper.set_ylabel("memory over the start, MiB")
+    upper.legend(frameon=False, loc="upper left")
+    # The name may hold what matplotlib takes for mathematics.
+    upper.set_title(f"{trace['path']} to {trace['dtype'] or 'its stored dtype'}, {trace['mode']}",
+                    fontsize=9, parse_math=False)  # fmt: skip
+    lower.plot(read["elapsed_s"], [b / _MIB for b in read["done_bytes"]], color="black")
+    lower.set_ylabel("read, MiB")
+    lower.set_xlabel("seconds")
+    for axis in (upper, lower):
+        axis.grid(color="#dddddd", linewidth=0.6)
+        axis.spines[["top", "right"]].set_visible(False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=_DPI)
+    return buffer.getvalue()

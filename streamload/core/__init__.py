@@ -1,0 +1,1 @@
+"""Words everything speaks: dtypes, specs, options, reports, errors. No torch import."""

@@ -1,0 +1,173 @@
+"""Every error streamload raises.
+
+    StreamloadError
+    ├── CheckpointError        the files cannot be used: absent, cut, damaged, of an unknown kind
+    │   └── CheckpointNotFoundError (also FileNotFoundError)
+    ├── PlanError              file and module do not fit; ``.report`` lists every problem
+    ├── MemoryBudgetError      the load would need more memory than there is
+    ├── ReadError (also OSError)   reading failed midway, or the file changed meanwhile
+    ├── WriteError (also OSError)  writing an export, a conversion or a cache entry failed
+    ├── DownloadError (also OSError)  a server refused, or broke off
+    └── MissingExtraError (also ImportError)  an optional package is not installed
+
+Each names the file, the tensor where there is one, what was expected and what was found.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from streamload.core.report import LoadReport
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointNotFoundError",
+    "DownloadError",
+    "MemoryBudgetError",
+    "MissingExtraError",
+    "PlanError",
+    "ReadError",
+    "StreamloadError",
+    "WriteError",
+    "note_overwritten",
+    "printable",
+]
+
+
+def printable(text: str | bytes | os.PathLike[str]) -> str:
+    """Text that any stream can print: surrogates and control characters are escaped."""
+    shown = os.fsdecode(text)
+    shown = shown.encode("utf-8", "backslashreplace").decode("utf-8")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
+
+
+def note_overwritten(error: BaseException, names: Sequence[str]) -> None:
+    """Say in ``error`` which tensors were overwritten in place before it struck.
+
+    Its type and arguments stay; the names are also in its attribute ``overwritten``.
+    """
+    error.overwritten = tuple(names)  # type: ignore[attr-defined]
+    shown = ", ".join(map(repr, names[:8]))
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    text = f"already overwritten, at least in part: {shown}{more}"
+    if isinstance(error, StreamloadError):
+        error.extend(text)
+    elif hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(text)
+
+
+class StreamloadError(Exception):
+    """Base of all errors raised on purpose by streamload."""
+
+    def extend(self, text: str) -> None:
+        """Add ``text`` to the message."""
+        self.args = (f"{self}; {text}", *self.args[1:])
+
+
+class CheckpointError(StreamloadError):
+    """A checkpoint file is absent, damaged or of a kind that cannot be read.
+
+    Attributes:
+        path: the file or folder the message is about.
+        tensor: the stored tensor's name, if the fault is one tensor's.
+        problems: every problem found, one line each (the message joins them).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        tensor: str | None = None,
+        problems: tuple[str, ...] = (),
+    ) -> None:
+        where = "" if path is None else f"{printable(path)}: "
+        which = "" if tensor is None else f"tensor {tensor!r}: "
+        super().__init__(f"{where}{which}{printable(message)}")
+        self.path = None if path is None else os.fspath(path)
+        self.tensor = tensor
+        self.problems = tuple(map(printable, problems)) or (str(self),)
+
+
+class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
+    """There is no checkpoint at the path; the message says what was looked for."""
+
+    def __str__(self) -> str:
+        # OSError's own __str__ prefers errno and strerror, which are not set here.
+        return str(self.args[0])
+
+
+class PlanError(StreamloadError):
+    """File and module do not fit together; nothing was touched.
+
+    Attributes:
+        report: the full report: missing, unexpected, shape_mismatch, unfilled and the problems.
+    """
+
+    def __init__(self, message: str, *, report: LoadReport | None = None) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+class MemoryBudgetError(StreamloadError):
+    """The load needs more memory than is available; nothing was allocated.
+
+    Attributes:
+        needed_bytes, available_bytes: what the plan needs, and what the machine or cgroup has.
+        limit: which limit binds: ``"cgroup"``, ``"machine"`` or ``"device"``.
+    """
+
+    def __init__(
+        self, message: str, *, needed_bytes: int, available_bytes: int, limit: str
+    ) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+        self.limit = limit
+
+
+class _LocatedOSError(StreamloadError, OSError):
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        tensor: str | None = None,
+        errno: int | None = None,
+    ) -> None:
+        where = "" if path is None else f"{printable(path)}: "
+        which = "" if tensor is None else f"tensor {tensor!r}: "
+        super().__init__(f"{where}{which}{message}")
+        self.path = None if path is None else os.fspath(path)
+        self.tensor = tensor
+        self.errno = errno
+
+    def __str__(self) -> str:
+        # OSError's own __str__ prefers errno and strerror.
+        return str(self.args[0])
+
+
+class ReadError(_LocatedOSError):
+    """Reading failed midway: an I/O error, a file cut short, or a file replaced meanwhile."""
+
+
+class WriteError(_LocatedOSError):
+    """Writing failed; files that were there before are whole."""
+
+
+class DownloadError(_LocatedOSError):
+    """A download could not be finished; what arrived is kept for the next try."""
+
+
+class MissingExtraError(StreamloadError, ImportError):
+    """An optional dependency is not installed; the message has the command that installs it."""
+
+    def __init__(self, package: str, *, extra: str, purpose: str) -> None:
+        super().__init__(
+            f"{purpose} needs the package {package!r}: pip install 'streamload[{extra}]'"
+        )
+        self.package = package
+        self.extra = extra

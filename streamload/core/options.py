@@ -1,0 +1,203 @@
+"""Options common to all calls that move data, documented once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from typing_extensions import TypedDict
+
+from streamload.core.dtypes import DType, parse_dtype
+from streamload.planning.records import PlanOptions
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["LoadOptions", "Settings", "settings_from"]
+
+Device: TypeAlias = "str | torch.device | Mapping[str, str | torch.device]"
+
+
+class LoadOptions(TypedDict, total=False):
+    """Keyword arguments of ``load``, ``load_into``, ``load_state_dict``, ``plan`` and others.
+
+    Attributes:
+        dtype: cast floating-point tensors to it (a torch dtype or its name). None: the stored
+            dtype for a meta parameter, the parameter's own where it holds data.
+        device: one device, or a dict of module prefix → device.
+        mode: ``"stream"`` copies into memory of its own; ``"map"`` gives views of the mapped
+            file where dtype and alignment allow: ready in milliseconds. The file must then not
+            be cut while the model lives.
+        layout: ``"contiguous"`` (default when streaming) or ``"stored"`` (default when mapping):
+            transposed weights as strided views in the file's order of bytes.
+        workers: threads that read and cast; default: the cores there are, at most 8.
+        chunk_bytes: how much one read brings; default 4 MiB, to a device 16 MiB.
+        strict: refuse if anything is missing, unexpected or of another shape.
+        layers: only these block indices (from 0) take part.
+        prefix: only stored names under it, taken off.
+        check_memory: refuse before allocating what does not fit.
+        ties: ``"refuse"`` or ``"keep"``, if a file holds both names of a tie and they differ.
+        overflow: ``"report"`` or ``"refuse"`` finite values that become infinite by the cast.
+        replicas: ``"refuse"`` or ``"average"``, if partitions that must agree do not.
+        cache: keep a converted copy in the user's cache folder and map it next time.
+        progress: called as progress(done_bytes, total_bytes, stored_name) now and then.
+        on_layer: called as on_layer(layer, tensors) with each block's complete tensors by local
+            name (layer None: those outside of blocks); may return replacements.
+        quantize: ``"int8"``, weight only, while streaming (extra ``int8``).
+    """
+
+    dtype: torch.dtype | str | None
+    device: Device
+    mode: str
+    layout: str | None
+    workers: int | None
+    chunk_bytes: int | None
+    strict: bool
+    layers: Collection[int] | None
+    prefix: str | None
+    check_memory: bool
+    ties: str
+    overflow: str
+    replicas: str
+    cache: bool
+    progress: Callable[[int, int, str], object] | None
+    on_layer: Callable[[int | None, dict[str, torch.Tensor]], object] | None
+    quantize: str | None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """LoadOptions, checked and with defaults filled in."""
+
+    dtype: DType | None = None
+    device: str | Mapping[str, str] = "cpu"
+    mode: str = "stream"
+    layout: str | None = None
+    workers: int = 1
+    chunk_bytes: int = 4 << 20
+    strict: bool = True
+    layers: frozenset[int] | None = None
+    prefix: str | None = None
+    check_memory: bool = True
+    ties: str = "refuse"
+    overflow: str = "report"
+    replicas: str = "refuse"
+    cache: bool = False
+    progress: Callable[[int, int, str], object] | None = None
+    on_layer: Callable[[int | None, dict[str, torch.Tensor]], object] | None = None
+    quantize: str | None = None
+    renumber: bool = False
+    expected_layers: int | None = None
+
+    def plan_options(self) -> PlanOptions:
+        """The part that decides what is planned."""
+        return PlanOptions(
+            dtype=self.dtype,
+            device=self.device,
+            mode=self.mode,
+            layout=self.layout,
+            strict=self.strict,
+            layers=self.layers,
+            renumber=self.renumber,
+            prefix=self.prefix,
+            ties=self.ties,
+            overflow=self.overflow,
+            replicas=self.replicas,
+            expected_layers=self.expected_layers,
+            workers=self.workers,
+            chunk_bytes=self.chunk_bytes,
+        )
+
+
+_CHOICES = {
+    "mode": ("stream", "map"),
+    "layout": (None, "contiguous", "stored"),
+    "ties": ("refuse", "keep"),
+    "overflow": ("report", "refuse"),
+    "replicas": ("refuse", "average"),
+    "quantize": (None, "int8"),
+}
+_MOST_WORKERS = 8
+
+
+def settings_from(options: Mapping[str, Any]) -> Settings:
+    """Check options and fill in defaults.
+
+    Raises:
+        TypeError: an unknown option, or one of the wrong type.
+        ValueError: a value that is not among the choices or not positive.
+    """
+    values = dict(options)
+    unknown = values.keys() - LoadOptions.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"unknown option {', '.join(map(repr, sorted(unknown)))}")
+    for name, choices in _CHOICES.items():
+        if name in values and values[name] not in choices:
+            raise ValueError(f"{name} must be one of {choices}, not {values[name]!r}")
+    values["dtype"] = _dtype(values.get("dtype"))
+    values["device"] = _device(values.get("device", "cpu"))
+    values["layers"] = _layers(values.get("layers"))
+    values["workers"] = _positive("workers", values.get("workers"), _default_workers())
+    # The bus to a device likes larger pieces, and the ring's buffers are as large.
+    default = 4 << 20 if _is_host(values["device"]) else 16 << 20
+    values["chunk_bytes"] = _positive("chunk_bytes", values.get("chunk_bytes"), default)
+    return Settings(**values)
+
+
+def bound_of_shards(value: Any) -> int | None:
+    """``max_shard_bytes`` as given, or None.
+
+    Raises:
+        TypeError: not a whole number.
+        ValueError: not positive.
+    """
+    return None if value is None else _positive("max_shard_bytes", value, 1)
+
+
+def _dtype(value: object) -> DType | None:
+    dtype = parse_dtype(value)
+    if dtype is not None and (not dtype.is_floating or dtype.torch_name is None):
+        raise ValueError(f"dtype must be a floating-point type, not {value!r}")
+    return dtype
+
+
+def _device(value: Any) -> str | Mapping[str, str]:
+    if isinstance(value, Mapping):
+        return {str(k).rstrip("."): _device_name(v) for k, v in value.items()}
+    return _device_name(value)
+
+
+def _device_name(value: Any) -> str:
+    """As given; ``cpu`` without a number. Whether there is such a device is told by the plan."""
+    name = "cpu" if value is None else str(value)
+    return "cpu" if name.partition(":")[0] == "cpu" and name[4:].isdigit() else name
+
+
+def _is_host(device: str | Mapping[str, str]) -> bool:
+    return all(d == "cpu" for d in ([device] if isinstance(device, str) else device.values()))
+
+
+def _layers(value: Collection[int] | None) -> frozenset[int] | None:
+    if value is None:
+        return None
+    found = frozenset(value)
+    if not found or any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in found):
+        raise ValueError(f"layers must be block indices from 0, not {sorted(found)!r}")
+    return found
+
+
+def _positive(name: str, value: Any, default: int) -> int:
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, not {value}")
+    return value
+
+
+def _default_workers() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(cores or 1, _MOST_WORKERS))

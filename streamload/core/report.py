@@ -1,0 +1,279 @@
+"""What a plan found and a load did: frozen records, as JSON and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamload.core.errors import printable
+from streamload.core.specs import Shape
+
+__all__ = [
+    "ExportReport",
+    "LoadReport",
+    "LoadedTensor",
+    "MemoryReport",
+    "ShapeMismatch",
+    "format_bytes",
+]
+
+
+def format_bytes(count: int) -> str:
+    """Bytes as people read them, in powers of 1024."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTensor:
+    """One assignment: which stored tensors fill which local one, and how."""
+
+    sources: tuple[str, ...]
+    name: str
+    stored_dtype: str
+    dtype: str
+    shape: Shape
+    transform: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it; ``transform`` is null where the bytes are taken as they are."""
+        return {
+            "sources": list(self.sources),
+            "name": self.name,
+            "stored_dtype": self.stored_dtype,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "transform": self.transform or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeMismatch:
+    """A stored tensor whose shape does not fit its place."""
+
+    source: str
+    stored_shape: Shape
+    name: str
+    shape: Shape
+    detail: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        made: dict[str, Any] = {
+            "source": self.source,
+            "stored_shape": list(self.stored_shape),
+            "name": self.name,
+            "shape": list(self.shape),
+        }
+        if self.detail:
+            made["detail"] = self.detail
+        return made
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.source!r} has shape {list(self.stored_shape)}, "
+            f"{self.name!r} needs {list(self.shape)}"
+        )
+        return f"{text} ({self.detail})" if self.detail else text
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """What a load needs and used, in bytes. Peaks are over the start of the call."""
+
+    needed_bytes: int = 0
+    available_bytes: int = 0
+    limit: str = "machine"
+    peak_rss_bytes: int = 0
+    peak_anonymous_bytes: int = 0
+    peak_file_bytes: int = 0
+    peak_device_bytes: int = 0
+    staging_bytes: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What was loaded, what was not and why, how fast and in how much memory.
+
+    Attributes:
+        loaded: every assignment, in the file's order.
+        missing: module names that nothing in the file fills.
+        unexpected: stored names that have no place in the module.
+        shape_mismatch: stored tensors that do not fit.
+        unfilled: module names still without values (on meta) after the load.
+        ignored: stored names the table knows and skips (masks, rotary tables).
+        tied: groups of module names that are one tensor.
+        problems: everything that refuses the plan, one line each; empty if it holds.
+        notices: what a user should know though it stops nothing.
+        bytes_read, bytes_written: of tensor data; bytes_mapped: of tensors that are views of the
+            file, read when they are used; elapsed_s from the call to the commit.
+    """
+
+    source: str = ""
+    model_type: str | None = None
+    mode: str = "stream"
+    layout: str = "contiguous"
+    dtype: str | None = None
+    device: str = "cpu"
+    loaded: tuple[LoadedTensor, ...] = ()
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    shape_mismatch: tuple[ShapeMismatch, ...] = ()
+    unfilled: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    tied: tuple[tuple[str, ...], ...] = ()
+    problems: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+    bytes_read: int = 0
+    bytes_written: int = 0
+    bytes_mapped: int = 0
+    elapsed_s: float = 0.0
+    memory: MemoryReport = field(default_factory=MemoryReport)
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing refuses the plan."""
+        return not self.problems
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes read by second."""
+        return self.bytes_read / self.elapsed_s if self.elapsed_s else 0.0
+
+    def summary(self) -> str:
+        """One line: ``loaded=148 missing=0 unexpected=0 shape_mismatch=0``.
+
+        With `` unfilled=12`` at its end where that many are still on meta.
+        """
+        unfilled = f" unfilled={len(self.unfilled)}" if self.unfilled else ""
+        return (
+            f"loaded={len(self.loaded)} missing={len(self.missing)} "
+            f"unexpected={len(self.unexpected)} shape_mismatch={len(self.shape_mismatch)}{unfilled}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``--json`` prints it."""
+        return {
+            "ok": self.ok,
+            "source": printable(self.source),
+            "model_type": self.model_type,
+            "mode": self.mode,
+            "layout": self.layout,
+            "dtype": self.dtype,
+            "device": self.device,
+            "loaded": [entry.to_dict() for entry in self.loaded],
+            "missing": list(self.missing),
+            "unexpected": list(self.unexpected),
+            "shape_mismatch": [entry.to_dict() for entry in self.shape_mismatch],
+            "unfilled": list(self.unfilled),
+            "ignored": list(self.ignored),
+            "tied": [list(group) for group in self.tied],
+            "problems": list(self.problems),
+            "notices": list(self.notices),
+            "bytes_read": self.bytes_read,
+            "bytes_written": self.bytes_written,
+            "bytes_mapped": self.bytes_mapped,
+            "elapsed_s": self.elapsed_s,
+            "bytes_per_s": self.bytes_per_s,
+            "memory": self.memory.to_dict(),
+        }
+
+    def to_text(self, *, verbose: bool = False) -> str:
+        """A few readable lines; with ``verbose`` also the ledger of assignments."""
+        lines = [self.summary()]
+        if verbose:
+            lines += [_ledger_line(entry) for entry in self.loaded]
+        lines += _listed("missing", self.missing)
+        lines += _listed("unexpected", self.unexpected)
+        lines += _listed("shape mismatch", [str(entry) for entry in self.shape_mismatch])
+        lines += _listed("unfilled", self.unfilled)
+        if self.ignored:
+            lines.append(f"ignored: {len(self.ignored)} stored buffers the model does not load")
+        lines += [f"tied: {' = '.join(group)}" for group in self.tied]
+        lines += [f"notice: {notice}" for notice in self.notices]
+        if self.elapsed_s:
+            lines.append(
+                f"{self._moved()}; "
+                f"peak over the start: {format_bytes(self.memory.peak_rss_bytes)} resident, "
+                f"{format_bytes(self.memory.peak_anonymous_bytes)} anonymous"
+            )
+        return "\n".join(lines)
+
+    def _moved(self) -> str:
+        """Which bytes went where, and how fast."""
+        mapped = f"mapped {format_bytes(self.bytes_mapped)}"
+        if self.bytes_mapped and not self.bytes_read:
+            return f"{mapped} in {self.elapsed_s:.2f} s"
+        read = (
+            f"read {format_bytes(self.bytes_read)} in {self.elapsed_s:.2f} s "
+            f"({self.bytes_per_s / 1e9:.2f} GB/s), wrote {format_bytes(self.bytes_written)}"
+        )
+        return f"{mapped}, {read}" if self.bytes_mapped else read
+
+
+def _ledger_line(entry: LoadedTensor) -> str:
+    how = f" [{entry.transform}]" if entry.transform else ""
+    cast = (
+        entry.dtype if entry.dtype == entry.stored_dtype else f"{entry.stored_dtype}→{entry.dtype}"
+    )
+    return f"{' + '.join(entry.sources)} → {entry.name} {list(entry.shape)} {cast}{how}"
+
+
+def _listed(title: str, names: Sequence[str], most: int = 12) -> list[str]:
+    if not names:
+        return []
+    more = [f"  … and {len(names) - most} more"] if len(names) > most else []
+    return [f"{title} ({len(names)}):", *(f"  {name}" for name in names[:most]), *more]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """What an export or a conversion wrote."""
+
+    path: str
+    files: tuple[str, ...] = ()
+    written: tuple[LoadedTensor, ...] = ()
+    dtype: str | None = None
+    names: str = "published"
+    notices: tuple[str, ...] = ()
+    bytes_read: int = 0
+    bytes_written: int = 0
+    elapsed_s: float = 0.0
+    memory: MemoryReport = field(default_factory=MemoryReport)
+
+    def summary(self) -> str:
+        """One line."""
+        return (
+            f"wrote {len(self.written)} tensors, {format_bytes(self.bytes_written)} in "
+            f"{len(self.files)} {'file' if len(self.files) == 1 else 'files'}, "
+            f"{self.elapsed_s:.2f} s"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``--json`` prints it."""
+        return {
+            "ok": True,
+            "path": printable(self.path),
+            "files": list(self.files),
+            "written": [entry.to_dict() for entry in self.written],
+            "dtype": self.dtype,
+            "names": self.names,
+            "notices": list(self.notices),
+            "bytes_read": self.bytes_read,
+            "bytes_written": self.bytes_written,
+            "elapsed_s": self.elapsed_s,
+            "memory": self.memory.to_dict(),
+        }
+
+    def to_text(self) -> str:
+        """A few readable lines."""
+        return "\n".join([self.summary(), *(f"notice: {n}" for n in self.notices)])

@@ -1,0 +1,118 @@
+"""What is known of tensors without touching their data: frozen, pure, no torch import."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TypeAlias
+
+from streamload.core.dtypes import BY_NAME, nbytes_of
+
+__all__ = ["Catalog", "Extent", "Move", "Shape", "TensorSpec", "contiguous_strides"]
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+@lru_cache(maxsize=4096)
+def contiguous_strides(shape: Shape) -> Shape:
+    """Row-major strides in elements."""
+    strides = [1] * len(shape)
+    for i in range(len(shape) - 2, -1, -1):
+        strides[i] = strides[i + 1] * shape[i + 1]
+    return tuple(strides)
+
+
+def numel(shape: Shape) -> int:
+    """Number of elements; 1 for a scalar."""
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A range of bytes of one file."""
+
+    file: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A stored tensor, as its file's header describes it.
+
+    Attributes:
+        name: the stored name.
+        dtype: the safetensors name of the element type.
+        shape: as stored.
+        file: path of the file that holds it, for messages.
+        extent: where its bytes are, if they can be read in blocks; None if only
+            ``Source.tensor`` can produce the values (legacy pickles, strided slices).
+        strides: in elements, if the bytes are dense but not in row-major order; the extent then
+            covers the elements in memory order.
+    """
+
+    name: str
+    dtype: str
+    shape: Shape
+    file: str
+    extent: Extent | None = None
+    strides: Shape | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor's values."""
+        return nbytes_of(BY_NAME[self.dtype], self.shape) or 0
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog(Mapping[str, TensorSpec]):
+    """All tensors of a checkpoint by stored name, in file order.
+
+    Attributes:
+        tensors: stored name to spec.
+        metadata: the header's own string-to-string map.
+        notices: oddities worth telling that do not stop a load.
+    """
+
+    tensors: Mapping[str, TensorSpec]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> TensorSpec:
+        return self.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors together."""
+        return sum(spec.nbytes for spec in self.tensors.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Which stored elements go where: two strided views of one shape.
+
+    ``source`` views the stored tensor's elements in memory order, ``target`` the destination's
+    elements, both as flat runs. Walking a Move backwards is what an export does.
+    """
+
+    stored_name: str
+    shape: Shape
+    source_strides: Shape
+    source_offset: int
+    target_strides: Shape
+    target_offset: int
+
+    @property
+    def turns(self) -> bool:
+        """True if the stored order's last axis is not the target's: a transposition."""
+        return len(self.shape) > 1 and self.target_strides[-1] != min(self.target_strides)

@@ -1,0 +1,1 @@
+"""How blocks reach one kind of device."""

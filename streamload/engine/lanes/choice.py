@@ -1,0 +1,122 @@
+"""Which lane serves a device, which devices there are, and one lane over several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from streamload.engine.chunks import Block, Part
+from streamload.engine.lanes.base import Lane, LaneWorker, ReadElements, Sink
+from streamload.engine.lanes.cpu import CpuLane
+from streamload.engine.lanes.device import DeviceLane, PlainOps
+from streamload.engine.lanes.passing import PagedCpuLane
+from streamload.engine.lanes.ring import SLOT_BYTES
+from streamload.planning.records import PlannedTensor
+
+__all__ = ["DeviceLanes", "lane_for", "unusable"]
+
+_LEAST_SLOT_BYTES = 64 << 10
+
+
+def lane_for(devices: Iterable[str], *, chunk_bytes: int, passing: bool = False) -> Lane:
+    """The lane for tensors that are planned for ``devices``; the CPU's if there are none.
+
+    Call it from the thread whose current stream is to see the tensors.
+
+    Args:
+        devices: of all tensors.
+        chunk_bytes: how much one read brings.
+        passing: tensors may be let go during the load (``on_layer``).
+    """
+    lanes = {d: _lane(d, chunk_bytes, passing) for d in sorted(set(devices) or {"cpu"})}
+    return DeviceLanes(lanes) if len(lanes) > 1 else next(iter(lanes.values()))
+
+
+def _lane(device: str, chunk_bytes: int, passing: bool) -> Lane:
+    kind = torch.device(device).type
+    if kind == "cpu":
+        return (PagedCpuLane if passing else CpuLane)(chunk_bytes=chunk_bytes)
+    slot_bytes = min(max(chunk_bytes, _LEAST_SLOT_BYTES), SLOT_BYTES)
+    if kind == "cuda":
+        from streamload.engine.lanes.cuda import CudaOps
+
+        return DeviceLane(CudaOps(device), slot_bytes=slot_bytes)
+    return DeviceLane(PlainOps(device), slot_bytes=slot_bytes)
+
+
+def unusable(device: str) -> str | None:
+    """Why tensors cannot be loaded to ``device``, or None if they can; allocates nothing."""
+    try:
+        where = torch.device(device)
+    except RuntimeError:
+        return f"device {device!r} is not one that torch knows"
+    reason = _why_absent(where)
+    return f"device {device!r} is not available here: {reason}" if reason else None
+
+
+def _why_absent(device: torch.device) -> str:
+    if device.type == "cpu":
+        return ""
+    if device.type == "meta":
+        return "tensors on it hold no values"
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            return "torch sees no CUDA device"
+        count = torch.cuda.device_count()
+        if device.index is not None and device.index >= count:
+            return f"there are {count} CUDA devices, counted from 0"
+        return ""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ImportError) as error:
+        return str(error).partition("\n")[0]
+    return ""
+
+
+class DeviceLanes:
+    """Sends each tensor and each block to the lane of its device.
+
+    Args:
+        lanes: by ``PlannedTensor.device``.
+    """
+
+    def __init__(self, lanes: Mapping[str, Lane]) -> None:
+        self._lanes = lanes
+
+    def allocate(self, tensor: PlannedTensor) -> torch.Tensor:
+        """See Lane."""
+        return self._lanes[tensor.device].allocate(tensor)
+
+    def worker(self) -> LaneWorker:
+        """See Lane."""
+        return _Dispatcher(self._lanes)
+
+    def finish(self) -> None:
+        """See Lane."""
+        for lane in self._lanes.values():
+            lane.finish()
+
+
+class _Dispatcher:
+    def __init__(self, lanes: Mapping[str, Lane]) -> None:
+        self._lanes = lanes
+        self._workers: dict[str, LaneWorker] = {}
+
+    def carry(
+        self, block: Block, stored: torch.dtype, read: ReadElements, sinks: Sequence[Sink]
+    ) -> None:
+        """See LaneWorker; a block with parts on several devices is read once for each."""
+        by_device: dict[str, list[Part]] = {}
+        for part in block.parts:
+            by_device.setdefault(sinks[part.target].device, []).append(part)
+        for device, parts in by_device.items():
+            if device not in self._workers:
+                self._workers[device] = self._lanes[device].worker()
+            self._workers[device].carry(replace(block, parts=tuple(parts)), stored, read, sinks)
+
+    def close(self) -> None:
+        """See LaneWorker."""
+        for worker in self._workers.values():
+            worker.close()

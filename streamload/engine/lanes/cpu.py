@@ -1,0 +1,206 @@
+"""The CPU lane: blocks are read into one reused buffer a worker and cast into the destination."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from streamload.core.dtypes import BY_NAME
+from streamload.core.errors import CheckpointError
+from streamload.core.specs import numel
+from streamload.engine.casts import can_overflow, count_overflows, overflowed
+from streamload.engine.chunks import Block, Part
+from streamload.engine.lanes.base import ReadElements, Sink
+from streamload.planning.records import PlannedTensor
+from streamload.system.pages import empty_pages, populate
+
+__all__ = ["Buffer", "CpuLane", "CpuWorker"]
+
+
+# Held while a sink's count is raised: several workers write one tensor.
+_COUNTING = threading.Lock()
+
+
+class Buffer:
+    """Bytes that are reused from block to block; grown, never shrunk."""
+
+    def __init__(self) -> None:
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+
+    def elements(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """A flat tensor of ``count`` elements over the buffer, contents as they were."""
+        nbytes = count * dtype.itemsize
+        if self._bytes.numel() < nbytes:
+            self._bytes = torch.empty(0, dtype=torch.uint8)  # let the old one go first
+            self._bytes = empty_pages((nbytes,), torch.uint8)
+        return self._bytes[:nbytes].view(dtype)
+
+
+def memory_at(tensor: torch.Tensor, offset: int, count: int) -> memoryview:
+    """The writable bytes of ``count`` elements from ``offset``; valid while the tensor lives."""
+    size = tensor.element_size()
+    start = tensor.data_ptr() + offset * size
+    return memoryview((ctypes.c_char * (count * size)).from_address(start)).cast("B")
+
+
+class CpuLane:
+    """New tensors in ordinary memory, written by several threads.
+
+    Args:
+        chunk_bytes: how much one read brings; a worker's buffer is about as large.
+    """
+
+    def __init__(self, *, chunk_bytes: int) -> None:
+        self._chunk_bytes = chunk_bytes
+
+    def allocate(self, tensor: PlannedTensor) -> torch.Tensor:
+        """Memory that is not touched before its values arrive."""
+        name = BY_NAME[tensor.dtype].torch_name
+        assert name is not None, "planning refuses dtypes without a torch counterpart"
+        dtype: torch.dtype = getattr(torch, name)
+        return torch.empty_strided(tensor.shape, tensor.strides, dtype=dtype, device="cpu")
+
+    def worker(self) -> CpuWorker:
+        """One for each thread."""
+        return CpuWorker(self._chunk_bytes)
+
+    def finish(self) -> None:
+        """Nothing is under way."""
+
+
+class CpuWorker:
+    """One thread's buffers."""
+
+    def __init__(self, chunk_bytes: int) -> None:
+        self._chunk_bytes = chunk_bytes
+        self._raw = Buffer()
+        self._panel = Buffer()
+
+    def carry(
+        self, block: Block, stored: torch.dtype, read: ReadElements, sinks: Sequence[Sink]
+    ) -> None:
+        """See LaneWorker."""
+        if read.held is not None and not (block.staged and _casts(block, stored, sinks)):
+            for part in block.parts:
+                _copy_part(read.held[block.start : block.stop], part, sinks[part.target])
+        elif block.staged:
+            self._carry_panel(block, stored, read, sinks)
+        elif block.direct and sinks[block.parts[0].target].tensor.dtype == stored:
+            self._carry_direct(block, read, sinks)
+        else:
+            raw = self._raw.elements(block.stop - block.start, stored)
+            read(block.start, block.stop, memory_at(raw, 0, raw.numel()))
+            for part in block.parts:
+                _copy_part(raw, part, sinks[part.target])
+
+    def close(self) -> None:
+        """Let the buffers go."""
+        self._raw, self._panel = Buffer(), Buffer()
+
+    @staticmethod
+    def _carry_direct(block: Block, read: ReadElements, sinks: Sequence[Sink]) -> None:
+        part = block.parts[0]
+        tensor = sinks[part.target].tensor
+        count = block.stop - block.start
+        _prepare(sinks[part.target], part)
+        read(block.start, block.stop, memory_at(tensor, part.target_offset, count))
+        if tensor.dtype == torch.bool:
+            held = torch.as_strided(
+                tensor, (count,), (1,), tensor.storage_offset() + part.target_offset
+            )
+            refuse_odd_bools(held)
+
+    def _carry_panel(
+        self, block: Block, stored: torch.dtype, read: ReadElements, sinks: Sequence[Sink]
+    ) -> None:
+        """Cast whole rows into staging, then copy each part once, transposed.
+
+        Writing a transposed destination block by block touches each of its pages and cache lines
+        many times; from staging torch's blocked transposition writes them once.
+        """
+        first = sinks[block.parts[0].target]
+        dtypes = {sinks[part.target].tensor.dtype for part in block.parts}
+        dtype = first.tensor.dtype if len(dtypes) == 1 else stored
+        panel = self._panel.elements(block.stop - block.start, dtype)
+        lost: torch.Tensor | None = None
+        if dtype == stored:
+            read(block.start, block.stop, memory_at(panel, 0, panel.numel()))
+        else:
+            lost = self._fill_panel(panel, block, stored, read)
+        for part in block.parts:
+            _copy_part(panel, part, sinks[part.target])
+            if lost is not None:
+                held = torch.as_strided(lost, part.shape, part.source_strides, part.source_offset)
+                _count(sinks[part.target], int(held.sum()))
+
+    def _fill_panel(
+        self, panel: torch.Tensor, block: Block, stored: torch.dtype, read: ReadElements
+    ) -> torch.Tensor | None:
+        """Read and cast a block into ``panel``; where values overflowed, if any did."""
+        lost: torch.Tensor | None = None
+        step = max(self._chunk_bytes // stored.itemsize, 1)
+        for start in range(block.start, block.stop, step):
+            stop = min(start + step, block.stop)
+            raw = self._raw.elements(stop - start, stored)
+            read(start, stop, memory_at(raw, 0, raw.numel()))
+            place = slice(start - block.start, stop - block.start)
+            panel[place].copy_(raw)
+            if not can_overflow(stored, panel.dtype):
+                continue
+            here = overflowed(raw, panel[place])
+            if here is not None:
+                lost = torch.zeros(panel.numel(), dtype=torch.bool) if lost is None else lost
+                lost[place] = here
+        return lost
+
+
+def refuse_odd_bools(values: torch.Tensor) -> None:
+    """Raise CheckpointError for bytes that are neither 0 nor 1, which torch would keep."""
+    if values.numel() and int(values.view(torch.uint8).max()) > 1:
+        raise CheckpointError("a BOOL tensor holds a byte that is neither 0 nor 1")
+
+
+def _casts(block: Block, stored: torch.dtype, sinks: Sequence[Sink]) -> bool:
+    return any(sinks[part.target].tensor.dtype != stored for part in block.parts)
+
+
+def _prepare(sink: Sink, part: Part) -> None:
+    """Have the pages made that a part fills without gaps, if they are new."""
+    spans = zip(part.shape, part.target_strides, strict=True)
+    span = sum((size - 1) * stride for size, stride in spans) + 1
+    if sink.is_fresh and span == numel(part.shape):
+        size = sink.tensor.element_size()
+        populate(sink.tensor.data_ptr() + part.target_offset * size, span * size)
+
+
+def _copy_part(raw: torch.Tensor, part: Part, sink: Sink) -> None:
+    """Copy a part in the target's order of dimensions: torch's blocked transposition is taken
+    only if the target is the contiguous one of the two.
+    """
+    if raw.dtype == torch.bool:
+        refuse_odd_bools(raw)
+    _prepare(sink, part)
+    order = sorted(range(len(part.shape)), key=lambda d: -part.target_strides[d])
+    shape, source, target = (
+        tuple(values[d] for d in order)
+        for values in (part.shape, part.source_strides, part.target_strides)
+    )
+    start = sink.tensor.storage_offset() + part.target_offset
+    view = torch.as_strided(sink.tensor, shape, target, start)
+    start = raw.storage_offset() + part.source_offset
+    _cast(torch.as_strided(raw, shape, source, start), view, sink)
+
+
+def _cast(source: torch.Tensor, target: torch.Tensor, sink: Sink) -> None:
+    target.copy_(source)
+    if can_overflow(source.dtype, target.dtype):
+        _count(sink, count_overflows(source, target))
+
+
+def _count(sink: Sink, lost: int) -> None:
+    if lost:
+        with _COUNTING:
+            sink.overflows += lost

@@ -1,0 +1,1 @@
+"""Continuing a prompt: token by token, and text to tokens and back."""

@@ -1,0 +1,126 @@
+"""Text to token ids and back, through the ``tokenizers`` package (extra ``text``)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from streamload.core.errors import CheckpointError, CheckpointNotFoundError, MissingExtraError
+
+__all__ = ["TextStream", "Tokenizer", "load_tokenizer"]
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_MAX_HELD = 3  # a UTF-8 character has at most three bytes before its last one
+_CONTEXT_TOKENS = 8  # how a token decodes can depend on those before it (a leading space)
+_WINDOW_TOKENS = 64
+
+
+class Tokenizer:
+    """A tokenizer of a checkpoint's folder.
+
+    Attributes:
+        path: the file it was read from.
+        vocab_size: number of tokens, added ones included.
+    """
+
+    def __init__(self, backend: Any, path: str) -> None:
+        self._backend = backend
+        self.path = path
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str) -> list[int]:
+        """The text's token ids, with the special tokens the tokenizer itself adds."""
+        # Lone surrogates (from an argument that is not UTF-8) have no encoding.
+        clean = text.encode("utf-8", "replace").decode("utf-8")
+        return [int(token) for token in self._backend.encode(clean).ids]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of the ids; special tokens are left out, unknown ids too."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=True))
+
+    def stream(self, context: Iterable[int] = ()) -> TextStream:
+        """Decode token by token what follows the tokens of ``context``."""
+        return TextStream(self, context)
+
+
+class TextStream:
+    """Incremental decoding: what was given out is never half a character and never taken back."""
+
+    def __init__(self, tokenizer: Tokenizer, context: Iterable[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._ids = list(context)[-_CONTEXT_TOKENS:]
+        self._given = len(tokenizer.decode(self._ids))
+
+    def push(self, token: int) -> str:
+        """Add a token; the text that is now certain, maybe empty."""
+        self._ids.append(token)
+        text = self._tokenizer.decode(self._ids)
+        # Bytes that do not make up a character yet decode to replacement characters at the end.
+        held = min(len(text) - len(text.rstrip(_REPLACEMENT)), _MAX_HELD)
+        certain = text[self._given : len(text) - held]
+        self._given = max(self._given, len(text) - held)
+        if not held and len(self._ids) > _WINDOW_TOKENS:
+            self._ids = self._ids[-_CONTEXT_TOKENS:]
+            self._given = len(self._tokenizer.decode(self._ids))
+        return certain
+
+    def finish(self) -> str:
+        """What was still held back; the stream is at its end."""
+        text = self._tokenizer.decode(self._ids)
+        rest = text[self._given :]
+        self._given = len(text)
+        return rest
+
+
+def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer of a folder: ``tokenizer.json``, else ``vocab.json`` with ``merges.txt``.
+
+    Raises:
+        MissingExtraError: the package ``tokenizers`` is not installed.
+        CheckpointNotFoundError: the folder has none of these files.
+        CheckpointError: a file is damaged.
+    """
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise MissingExtraError("tokenizers", extra="text", purpose="a text prompt") from error
+    folder = os.fspath(folder)
+    path, vocab, merges = (
+        os.path.join(folder, name) for name in ("tokenizer.json", "vocab.json", "merges.txt")
+    )
+    if os.path.isfile(path):
+        return Tokenizer(_read_json(tokenizers, path), path)
+    if os.path.isfile(vocab) and os.path.isfile(merges):
+        return Tokenizer(_read_pair(tokenizers, vocab, merges), vocab)
+    raise CheckpointNotFoundError(
+        "no tokenizer in this folder: looked for tokenizer.json, or vocab.json and merges.txt; "
+        "without one, give token ids (--tokens 1,2,3)",
+        path=folder,
+    )
+
+
+def _read_json(tokenizers: Any, path: str) -> Any:
+    try:
+        with open(path, "rb") as file:
+            return tokenizers.Tokenizer.from_buffer(file.read())
+    except OSError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"not a tokenizer: {error}", path=path) from error
+
+
+def _read_pair(tokenizers: Any, vocab: str, merges: str) -> Any:
+    try:
+        model = tokenizers.models.BPE.from_file(vocab, merges)
+    except OSError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"not a vocabulary with merges: {error}", path=vocab) from error
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    end = "<|endoftext|>"
+    if backend.token_to_id(end) is not None:
+        backend.add_special_tokens([end])
+    return backend

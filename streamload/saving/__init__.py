@@ -1,0 +1,1 @@
+"""Writing checkpoints: export, convert, whole files or none."""

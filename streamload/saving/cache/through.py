@@ -1,0 +1,309 @@
+"""``cache=True``: a load's converted tensors are kept in the user's cache and mapped next time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from streamload.core.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    ReadError,
+    WriteError,
+    printable,
+)
+from streamload.core.options import Settings
+from streamload.core.report import MemoryReport, format_bytes
+from streamload.core.specs import Move, contiguous_strides, numel
+from streamload.engine.execute import Execution
+from streamload.planning import MappedView, Plan, PlannedTensor
+from streamload.planning.needed_memory import needed_bytes, staging_bytes
+from streamload.saving.atomic import StagedFile, check_space, remove_leftovers, translated
+from streamload.saving.cache.folder import (
+    ENDING,
+    METADATA_KEY,
+    VERSION,
+    cache_folder,
+    facts_of,
+    read_entry,
+)
+from streamload.saving.file_layout import lay_out
+from streamload.saving.writable import name_fault
+from streamload.sources.addresses import file_identity
+from streamload.sources.base import Source
+from streamload.sources.blocks import bytes_of
+from streamload.sources.safetensors.source import SafetensorsSource, open_safetensors
+
+__all__ = ["Cache", "CachedLoad", "cache_for", "cache_settings", "through_cache"]
+
+_BLOCK_BYTES = 8 << 20
+
+
+def through_cache(
+    plan: Plan,
+    source: Source,
+    settings: Settings,
+    carry_out: Callable[[Plan, Source], Execution],
+) -> tuple[Plan, Execution]:
+    """Carry a load out from its cache entry; if there is none, from the checkpoint, and write one.
+
+    Args:
+        plan: the load from the checkpoint.
+        source: the checkpoint.
+        settings: with ``cache`` set.
+        carry_out: carries out a plan over a source.
+
+    Returns:
+        The plan that was followed, and what came of it.
+    """
+    cache = cache_for(plan, source, settings)
+    cached = cache.open()
+    if cached is None:
+        run = carry_out(plan, source)
+        cache.write(run.tensors, run.notices)
+    else:
+        plan = cached.plan
+        with cached.source:
+            run = carry_out(plan, cached.source)
+    run.notices += cache.notices
+    return plan, run
+
+
+@dataclass
+class Cache:
+    """The place of one load's converted copy.
+
+    Attributes:
+        plan: the load from the checkpoint itself.
+        path: of the entry; empty if the load cannot use the cache.
+        plan_key, files_key: what the entry must have been made by and from.
+        notices: what became of it, for the report.
+    """
+
+    plan: Plan
+    path: str = ""
+    plan_key: str = ""
+    files_key: str = ""
+    source: str = ""
+    notices: list[str] = field(default_factory=list)
+
+    def open(self) -> CachedLoad | None:
+        """The load from the entry, or None if there is none that can be used."""
+        if not self.path:
+            return None
+        try:
+            source = open_safetensors([self.path], given=self.path)
+        except CheckpointNotFoundError:
+            return None
+        except CheckpointError as error:
+            self.notices.append(f"a damaged cache entry is made anew: {error}")
+            return None
+        facts = facts_of(source.catalog)
+        wanted = {"plan": self.plan_key, "files": self.files_key}
+        if any(facts.get(key) != value for key, value in wanted.items()) or not self._fits(source):
+            source.close()
+            self.notices.append("a cache entry of another kind is made anew")
+            return None
+        with suppress(OSError):  # another user's: it is used all the same
+            # The time of the last change is part of what an open file is known by.
+            os.utime(self.path, ns=(time.time_ns(), os.stat(self.path).st_mtime_ns))
+        self.notices += facts.get("notices", [])
+        self.notices.append(f"loaded from cache: {printable(self.path)}")
+        return CachedLoad(_plan_from(self.plan, source), source)
+
+    def _fits(self, source: Source) -> bool:
+        return all(
+            (spec := source.catalog.get(t.name)) is not None
+            and (spec.dtype, spec.shape) == (t.dtype, t.shape)
+            for t in self.plan.tensors
+        )
+
+    def write(self, tensors: Mapping[str, torch.Tensor], notices: Sequence[str]) -> None:
+        """Write the entry; that it cannot be written is a notice, not a failure.
+
+        Args:
+            tensors: the load's new tensors, by name.
+            notices: what the load noticed, kept to be told by later loads.
+        """
+        if not self.path:
+            return
+        try:
+            nbytes = self._write(tensors, notices)
+            self._remove_stale()
+        except (WriteError, ReadError) as error:
+            self.notices.append(f"cache not written: {error}")
+        else:
+            self.notices.append(f"cache written: {printable(self.path)} ({format_bytes(nbytes)})")
+
+    def _write(self, tensors: Mapping[str, torch.Tensor], notices: Sequence[str]) -> int:
+        for tensor in self.plan.tensors:
+            if why := name_fault(tensor.name):
+                raise WriteError(why, path=self.path, tensor=tensor.name)
+        folder = os.path.dirname(self.path)
+        with translated(folder):
+            os.makedirs(folder, exist_ok=True)
+        remove_leftovers(folder)
+        sums = {t.name: "0" * 8 for t in self.plan.tensors}
+        facts = {
+            "version": VERSION,
+            "plan": self.plan_key,
+            "files": self.files_key,
+            "source": self.source,
+            "dtype": self.plan.report.dtype,
+            "written_s": time.time(),
+            "notices": list(notices),
+            "crc32": sums,
+        }
+        (layout,) = lay_out(self.plan.tensors, "entry", metadata={METADATA_KEY: json.dumps(facts)})
+        check_space(folder, layout.nbytes)
+        file = StagedFile(self.path)
+        try:
+            for name, offset in layout.offsets.items():
+                sums[name] = f"{_write_tensor(file, tensors[name], offset):08x}"
+            # Sums are of one width, so that the header with them is as long as the one without.
+            text = json.dumps(facts)
+            (final,) = lay_out(self.plan.tensors, "entry", metadata={METADATA_KEY: text})
+            assert final.offsets == layout.offsets, "checksums do not move the data"
+            file.write(final.header, 0)
+            file.commit()
+        except BaseException:
+            file.discard()
+            raise
+        return layout.nbytes
+
+    def _remove_stale(self) -> None:
+        """Entries of the same checkpoint, from before it was changed."""
+        folder, own = os.path.split(self.path)
+        start = own.partition("-")[0] + "-"
+        for name in os.listdir(folder):
+            path = os.path.join(folder, name)
+            if name == own or not (name.startswith(start) and name.endswith(ENDING)):
+                continue
+            if read_entry(path).source in ("", self.source):
+                with suppress(OSError):
+                    os.unlink(path)
+
+
+@dataclass(frozen=True)
+class CachedLoad:
+    """A plan over a cache entry, and the open entry; the caller closes it."""
+
+    plan: Plan
+    source: SafetensorsSource
+
+
+def cache_settings(settings: Settings, *, is_empty: bool) -> Settings:
+    """The settings under which a load that may be cached is planned: streamed, contiguous.
+
+    Args:
+        settings: as given.
+        is_empty: the module holds no values yet.
+    """
+    if not settings.cache or not is_empty or settings.layout == "stored":
+        return settings
+    return replace(settings, mode="stream", layout="contiguous")
+
+
+def cache_for(plan: Plan, source: Source, settings: Settings) -> Cache:
+    """Where the plan's converted copy is or would be.
+
+    Raises:
+        ReadError: a file was changed since the checkpoint was opened.
+    """
+    reason = _why_not(plan, settings)
+    if reason:
+        return Cache(plan, notices=[f"cache not used: {reason}"])
+    try:
+        identities = [file_identity(path) for path in _files(plan)]
+    except OSError as error:
+        return Cache(plan, notices=[f"cache not used: {error}"])
+    source.check_unchanged()  # the identities are those of what was opened
+    plan_key = _digest(_ledger(plan))
+    files_key = _digest([repr(identity) for identity in identities])
+    name = f"{plan_key[:20]}-{files_key[:20]}{ENDING}"
+    given = source.path if source.path.startswith("hf:") else os.path.abspath(source.path)
+    return Cache(plan, os.path.join(cache_folder(), name), plan_key, files_key, printable(given))
+
+
+def _why_not(plan: Plan, settings: Settings) -> str:
+    if any(not t.is_new for t in plan.tensors):
+        return "the module holds values, which are overwritten in place"
+    if settings.layout == "stored":
+        return "it keeps contiguous weights, and layout='stored' was asked for"
+    if settings.on_layer is not None or settings.quantize is not None:
+        return "blocks are changed while they are loaded (on_layer, quantize)"
+    return ""
+
+
+def _files(plan: Plan) -> list[str]:
+    return sorted({plan.stored[name].file for t in plan.tensors for name in t.sources})
+
+
+def _ledger(plan: Plan) -> Iterator[str]:
+    """Everything that decides the converted values, line by line."""
+    options = plan.options
+    yield f"{VERSION} {options.ties} {options.overflow} {options.replicas}"
+    for t in sorted(plan.tensors, key=lambda tensor: tensor.name):
+        sources = [plan.stored[name].name for name in t.sources]
+        yield repr((t.name, t.shape, t.dtype, sources, t.stored_dtype, t.reduces, t.tolerance))
+        yield repr([plan.stored[m.stored_name].name for m in t.moves])
+        yield repr(t.moves)
+    for comparison in plan.comparisons:
+        yield repr((comparison.kept.sources, comparison.other.sources))
+
+
+def _digest(lines: Iterator[str] | list[str]) -> str:
+    digest = hashlib.sha256()
+    for line in lines:
+        digest.update(line.encode("utf-8", "surrogateescape") + b"\n")
+    return digest.hexdigest()
+
+
+def _plan_from(plan: Plan, source: Source) -> Plan:
+    """The same targets, each a view of the entry or copied from it to its device."""
+    tensors = tuple(_from_entry(t) for t in plan.tensors)
+    stored = source.catalog.tensors
+    options = replace(plan.options, mode="map", layout="contiguous")
+    memory = MemoryReport(
+        needed_bytes=needed_bytes(tensors, stored, options),
+        staging_bytes=staging_bytes(tensors, stored, options),
+    )
+    report = replace(plan.report, mode="map", layout="contiguous", memory=memory)
+    return Plan(tensors, (), report, options, stored)
+
+
+def _from_entry(tensor: PlannedTensor) -> PlannedTensor:
+    count, strides = numel(tensor.shape), contiguous_strides(tensor.shape)
+    is_view = tensor.device == "cpu" and count > 0
+    return replace(
+        tensor,
+        sources=(tensor.name,),
+        stored_dtype=tensor.dtype,
+        strides=strides,
+        moves=(Move(tensor.name, (count,), (1,), 0, (1,), 0),) if count else (),
+        transform="",
+        reduces="",
+        mapped=MappedView(tensor.name, 0, strides) if is_view else None,
+    )
+
+
+def _write_tensor(file: StagedFile, tensor: torch.Tensor, offset: int) -> int:
+    """Write a tensor's bytes in row-major order, a block at a time; returns their CRC-32."""
+    flat = tensor.detach().contiguous().view(-1)
+    itemsize = flat.element_size()
+    step = max(_BLOCK_BYTES // itemsize, 1)
+    checksum = 0
+    for start in range(0, flat.numel(), step):
+        part = flat[start : start + step].cpu()
+        data = bytes_of(part)
+        file.write(data, offset + start * itemsize)
+        checksum = zlib.crc32(data, checksum)
+    return checksum

@@ -1,0 +1,167 @@
+"""A plan's tensors as a checkpoint on disk: one file, or a folder with shards and an index."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from streamload.core.errors import CheckpointError, WriteError
+from streamload.engine.execute import Execution, Progress
+from streamload.planning.records import Plan
+from streamload.saving.atomic import (
+    StagedFile,
+    StagedFolder,
+    check_space,
+    remove_leftovers,
+    translated,
+)
+from streamload.saving.file_layout import NewFile, index_text, lay_out
+from streamload.saving.pipeline import Place, fill
+from streamload.sources.base import Source
+from streamload.sources.index import read_index
+
+__all__ = ["write_checkpoint"]
+
+_FILE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+def write_checkpoint(
+    plan: Plan,
+    source: Source,
+    path: str,
+    *,
+    extras: Mapping[str, bytes],
+    max_shard_bytes: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[Execution, list[str]]:
+    """Write a plan's tensors as a checkpoint; on any exception what was there is whole.
+
+    Args:
+        plan: must hold.
+        source: what the plan was made from.
+        path: one file if it ends in ``.safetensors``, else a folder.
+        extras: small files for a folder, by name (``config.json``, tokenizers).
+        max_shard_bytes: see ``lay_out``.
+        progress: see ``fill``.
+
+    Returns:
+        What was done, and the names of the files with tensors.
+    """
+    if path.lower().endswith(".safetensors"):
+        if max_shard_bytes is not None:
+            raise ValueError("max_shard_bytes needs a folder, not one file")
+        return _write_file(plan, source, path, progress)
+    return _write_folder(plan, source, path, extras, max_shard_bytes, progress)
+
+
+def _write_file(
+    plan: Plan, source: Source, path: str, progress: Progress | None
+) -> tuple[Execution, list[str]]:
+    folder, name = os.path.split(path)
+    if os.path.isdir(path):
+        raise WriteError("is a folder", path=path)
+    with translated(path):
+        os.makedirs(folder or os.curdir, exist_ok=True)
+    remove_leftovers(folder or os.curdir)
+    (layout,) = lay_out(plan.tensors, name)
+    check_space(folder or os.curdir, layout.nbytes, path=path)
+    file = StagedFile(path)
+    try:
+        run = _fill_files(plan, source, [(layout, file)], progress)
+        file.commit()
+    except BaseException:
+        file.discard()
+        raise
+    return run, [name]
+
+
+def _write_folder(
+    plan: Plan,
+    source: Source,
+    path: str,
+    extras: Mapping[str, bytes],
+    max_shard_bytes: int | None,
+    progress: Progress | None,
+) -> tuple[Execution, list[str]]:
+    if os.path.lexists(path) and not os.path.isdir(path):
+        raise WriteError("is not a folder", path=path)
+    _refuse_foreign_index(path)
+    old = _old_files(path)
+    layouts = lay_out(plan.tensors, _FILE, max_shard_bytes=max_shard_bytes)
+    if len(layouts) > 1 and any(os.path.lexists(os.path.join(path, f.name)) for f in layouts):
+        # A reader must never meet shards of two sets under one name.
+        token = secrets.token_hex(4)
+        layouts = lay_out(plan.tensors, _FILE, max_shard_bytes=max_shard_bytes, token=token)
+    folder = StagedFolder(path)
+    try:
+        check_space(folder.folder, sum(f.nbytes for f in layouts), path=path)
+        alone = len(layouts) == 1
+        staged = [(f, folder.add(f.name, seals=alone)) for f in layouts]
+        run = _fill_files(plan, source, staged, progress)
+        if len(layouts) > 1:
+            total = sum(t.nbytes for t in plan.tensors)
+            folder.add(_INDEX, seals=True).write(index_text(layouts, total), 0)
+        for name, text in extras.items():
+            folder.add(name).write(text, 0)
+        folder.commit()
+    except BaseException:
+        folder.discard()
+        raise
+    names = [f.name for f in layouts]
+    _remove_stale(path, old, {*names, *([_INDEX] if len(layouts) > 1 else [])})
+    return run, names
+
+
+def _fill_files(
+    plan: Plan,
+    source: Source,
+    files: Sequence[tuple[NewFile, StagedFile]],
+    progress: Progress | None,
+) -> Execution:
+    places: dict[str, Place] = {}
+    for layout, file in files:
+        file.write(layout.header, 0)
+        places.update({name: (file, offset) for name, offset in layout.offsets.items()})
+    return fill(plan, source, places, progress=progress)
+
+
+def _refuse_foreign_index(folder: str) -> None:
+    """An index of another name would go on deciding what the folder holds."""
+    if not os.path.isdir(folder):
+        return
+    names = [n for n in os.listdir(folder) if n.lower().endswith(".safetensors.index.json")]
+    foreign = sorted(n for n in names if n != _INDEX and not n.startswith("."))
+    if foreign:
+        raise WriteError(
+            f"holds {foreign[0]!r}, which readers would take instead of the new files; choose "
+            "another folder",
+            path=folder,
+        )
+
+
+def _old_files(folder: str) -> list[str]:
+    """The files of an older export in ``folder``: its index first, then what it names.
+
+    The index may be anybody's: nothing but safetensors files of the folder itself is believed.
+    """
+    index = os.path.join(folder, _INDEX)
+    if not os.path.isfile(index):
+        return [_FILE] if os.path.isfile(os.path.join(folder, _FILE)) else []
+    try:
+        named = sorted(set(read_index(index).values()))
+    except CheckpointError:
+        named = []
+    shards = [n for n in named if n.endswith(".safetensors") and n == os.path.basename(n)]
+    return [_INDEX, *(n for n in shards if os.path.isfile(os.path.join(folder, n)))]
+
+
+def _remove_stale(folder: str, old: Sequence[str], new: set[str]) -> None:
+    """Remove what an older set left, index first, so that no reader finds half of it."""
+    for name in old:
+        if name not in new:
+            path = os.path.join(folder, name)
+            with translated(path), suppress(FileNotFoundError):
+                os.unlink(path)

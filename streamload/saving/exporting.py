@@ -1,0 +1,136 @@
+"""``export``: a module back to published names, as one file or a folder transformers can load."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from streamload.core.options import bound_of_shards, settings_from
+from streamload.core.report import ExportReport, MemoryReport
+from streamload.mapping.binding import Mapper
+from streamload.mapping.common import layer_of
+from streamload.mapping.registry import known_model_types, mapping_for
+from streamload.mapping.rules import NameMap, Rule
+from streamload.mapping.tables.gpt2_names import gpt2_map
+from streamload.models.decoder import Decoder
+from streamload.module.commit import targets_of
+from streamload.planning.inverse import build_export_plan
+from streamload.planning.records import Targets
+from streamload.saving.checkpoint import write_checkpoint
+from streamload.saving.extras import config_text
+from streamload.saving.writable import only_writable
+from streamload.sources.in_memory import MemorySource
+from streamload.system.memory import PeakSampler
+
+__all__ = ["export"]
+
+
+def export(
+    module: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    mapping: str | Mapper = "auto",
+    dtype: torch.dtype | str | None = None,
+    max_shard_bytes: int | None = None,
+) -> ExportReport:
+    """Write a module's parameters and persistent buffers under published names.
+
+    Args:
+        module: on any device; never changed. Ties are written once.
+        path: one file if it ends in ``.safetensors``, otherwise a folder that gets shards, an
+            index and ``config.json``. What was there stays whole until the new files are.
+        mapping: ``"auto"`` (published names of the module's architecture, the module's own names
+            if there is no table for it), or what ``load_into`` was given.
+        dtype: cast floating-point tensors to it.
+        max_shard_bytes: tensor data in one file, at most; a folder only.
+
+    Raises:
+        PlanError: a parameter has no published name, holds no data, or is nothing that
+            safetensors can hold.
+        WriteError: the disk is full, the path cannot be written, or the folder has an index of
+            another name, which would go on deciding what it holds.
+    """
+    start_s = time.perf_counter()
+    options = settings_from({"dtype": dtype}).plan_options()
+    max_shard_bytes = bound_of_shards(max_shard_bytes)
+    targets = targets_of(module)
+    name_map = _backwards(mapping, module, targets)
+    tensors = {
+        name: tensor
+        for group in (module.named_parameters, module.named_buffers)
+        for name, tensor in group(remove_duplicate=False)
+        if not tensor.is_meta
+    }
+    source = MemorySource(tensors, path=f"<{type(module).__name__}>")
+    made = build_export_plan(source.catalog.tensors, name_map, targets, options, source=source.path)
+    made = only_writable(made)
+    made.raise_if_refused()
+    config = _config_dict(module)
+    with PeakSampler() as sampler:
+        run, files = write_checkpoint(
+            made,
+            source,
+            os.fsdecode(path),
+            extras={"config.json": config_text(config, made)} if config else {},
+            max_shard_bytes=max_shard_bytes,
+        )
+    return ExportReport(
+        os.fsdecode(path),
+        tuple(files),
+        made.report.loaded,
+        made.report.dtype,
+        "published" if name_map is not None else "local",
+        tuple(run.notices),
+        run.bytes_read,
+        run.bytes_written,
+        time.perf_counter() - start_s,
+        MemoryReport(
+            peak_rss_bytes=sampler.peaks.rss_bytes,
+            peak_anonymous_bytes=sampler.peaks.anonymous_bytes,
+            peak_file_bytes=sampler.peaks.file_bytes,
+        ),
+    )
+
+
+def _backwards(mapping: str | Mapper, module: nn.Module, targets: Targets) -> NameMap | None:
+    """The table to walk backwards, or None for the module's own names."""
+    if isinstance(mapping, str):
+        if mapping != "auto":
+            raise ValueError(f"mapping must be 'auto' or a map, not {mapping!r}")
+        return _published_map(module, targets)
+    if isinstance(mapping, Mapping):
+        return NameMap(tuple(Rule(stored, local) for stored, local in mapping.items() if local))
+    if not isinstance(mapping, NameMap):
+        raise TypeError("export cannot walk a function backwards: pass a NameMap or a dict")
+    if mapping.layers is None:
+        return replace(mapping, layers=_layer_count(targets))
+    return mapping
+
+
+def _layer_count(targets: Targets) -> int:
+    found = [layer for name in targets if (layer := layer_of(name)) is not None]
+    return max(found, default=-1) + 1
+
+
+def _published_map(module: nn.Module, targets: Targets) -> NameMap | None:
+    config = _config_dict(module)
+    model_type = config.get("model_type")
+    if isinstance(module, Decoder) and model_type in known_model_types():
+        return mapping_for(model_type, config)
+    if "pos_embed.weight" in targets and "blocks.0.attn.qkv.weight" in targets:
+        tied = len(targets["tok_embed.weight"].names) > 1
+        return gpt2_map({"n_layer": _layer_count(targets), "tie_word_embeddings": tied})
+    return None
+
+
+def _config_dict(module: nn.Module) -> dict[str, Any]:
+    """What ``config.json`` is to say: what the model was loaded from, or its own configuration."""
+    to_dict = getattr(getattr(module, "config", None), "to_dict", None)
+    own = to_dict() if callable(to_dict) else {}
+    return {**own, **getattr(module, "published_config", {})}

@@ -1,0 +1,194 @@
+"""Fills new files from a plan: slabs are made by the engine's workers, then written, in turns.
+
+While one staging buffer is written, the next is filled; nothing else of the model is in memory.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from streamload.core.dtypes import BY_NAME
+from streamload.engine.execute import Execution, Progress, execute
+from streamload.engine.lanes.cpu import CpuLane, CpuWorker
+from streamload.engine.slabs import Slab, batches
+from streamload.planning.records import Plan, PlannedTensor
+from streamload.saving.atomic import StagedFile
+from streamload.sources.base import Source
+from streamload.sources.blocks import bytes_of
+from streamload.system.pages import empty_pages
+
+__all__ = ["SLAB_BYTES", "Place", "fill"]
+
+# Two of these are staged. One holds the largest matrix of GPT-2 XL in float32, so that none of
+# its transpositions is cut.
+SLAB_BYTES = 40 << 20
+
+# Tensor name → (file, offset of its first byte).
+Place = tuple[StagedFile, int]
+
+
+def fill(
+    plan: Plan,
+    source: Source,
+    places: Mapping[str, Place],
+    *,
+    progress: Progress | None = None,
+) -> Execution:
+    """Make every planned tensor and write it to its place.
+
+    Args:
+        plan: must hold; targets are contiguous.
+        source: what the plan was made from.
+        places: where each target goes.
+        progress: called as progress(done_bytes, total_bytes, name).
+
+    Raises:
+        WriteError, ReadError, CheckpointError: the caller discards the files.
+    """
+    total = sum(t.nbytes for t in plan.tensors)
+    run = Execution()
+    workers: list[CpuWorker] = []
+    buffers = (_Staging(workers), _Staging(workers))
+    writer = _Writer()
+    try:
+        for turn, batch in enumerate(batches(plan.tensors, SLAB_BYTES)):
+            staging = buffers[turn % 2]
+            made = _make(plan, source, batch, staging, run)
+            writer.start([(places[s.name], s, made[key]) for key, s in _keyed(batch)])
+            if progress is not None:
+                progress(run.bytes_written, total, batch[-1].name)
+    finally:
+        writer.join()
+    writer.raise_if_failed()
+    run.notices = _of_whole_tensors(run.notices)
+    return run
+
+
+_SLAB_KEY = re.compile(r"\\x00\d+(?=['\"])")  # as repr shows the names that ``_keyed`` makes
+_OVERFLOW = re.compile(r"(?P<name>.+): (?P<count>\d+) (?P<rest>finite values overflow .+)")
+
+
+def _of_whole_tensors(notices: Sequence[str]) -> list[str]:
+    """What was noticed slab by slab, told of tensors: their own names, counts added up."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for notice in notices:
+        text = _SLAB_KEY.sub("", notice)
+        found = _OVERFLOW.fullmatch(text)
+        key, count = (
+            ((found["name"], found["rest"]), int(found["count"])) if found else ((text, ""), 0)
+        )
+        counts[key] += count
+    return [f"{name}: {count} {rest}" if rest else name for (name, rest), count in counts.items()]
+
+
+class _Staging(CpuLane):
+    """A lane whose tensors are carved out of one buffer that is used again and again.
+
+    Args:
+        idle: workers with their buffers, between two batches; shared by both lanes.
+    """
+
+    def __init__(self, idle: list[CpuWorker]) -> None:
+        super().__init__(chunk_bytes=4 << 20)
+        self._idle = idle
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def begin(self, needed_bytes: int) -> None:
+        """Start over with room for ``needed_bytes``."""
+        self._used = 0
+        if self._buffer.numel() < needed_bytes:
+            self._buffer = torch.empty(0, dtype=torch.uint8)
+            self._buffer = empty_pages((needed_bytes,), torch.uint8)
+
+    def worker(self) -> CpuWorker:
+        """One that has worked before, if there is any: its buffers are made already."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return _KeptWorker(self._idle)
+
+    def allocate(self, tensor: PlannedTensor) -> torch.Tensor:
+        """The next free part of the buffer, aligned to 64 bytes."""
+        dtype: torch.dtype = getattr(torch, BY_NAME[tensor.dtype].torch_name or "")
+        part = self._buffer[self._used : self._used + tensor.nbytes].view(dtype)
+        self._used += -(-tensor.nbytes // 64) * 64
+        return part
+
+
+class _KeptWorker(CpuWorker):
+    """Keeps its buffers when it is closed, and waits for the next batch."""
+
+    def __init__(self, idle: list[CpuWorker]) -> None:
+        super().__init__(4 << 20)
+        self._idle = idle
+
+    def close(self) -> None:
+        """Wait among the idle."""
+        self._idle.append(self)
+
+
+def _keyed(batch: Iterable[Slab]) -> list[tuple[str, Slab]]:
+    """Slabs under names that are unique in the batch."""
+    return [(f"{slab.name}\0{slab.start}", slab) for slab in batch]
+
+
+def _make(
+    plan: Plan, source: Source, batch: list[Slab], staging: _Staging, run: Execution
+) -> dict[str, torch.Tensor]:
+    """All slabs of a batch, by key, in ``staging``."""
+    tensors = tuple(replace(slab.planned, name=key) for key, slab in _keyed(batch))
+    names = {name for tensor in tensors for name in tensor.sources}
+    # The order of the files is kept: it is what reads ahead.
+    order = names if len(names) < 64 else [n for n in plan.stored if n in names]
+    part = replace(plan, tensors=tensors, comparisons=(), stored={n: plan.stored[n] for n in order})
+    staging.begin(sum(-(-t.nbytes // 64) * 64 for t in tensors))
+    made = execute(part, source, staging)
+    run.bytes_read += made.bytes_read
+    run.bytes_written += made.bytes_written
+    run.notices += made.notices
+    return made.tensors
+
+
+class _Writer:
+    """One batch is written in a thread of its own while the next is made."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, parts: list[tuple[Place, Slab, torch.Tensor]]) -> None:
+        """Write ``parts``, once the batch before is written.
+
+        Raises:
+            Whatever writing the batch before raised.
+        """
+        self.join()
+        self.raise_if_failed()
+        self._thread = threading.Thread(target=self._write, args=(parts,), daemon=True)
+        self._thread.start()
+
+    def _write(self, parts: list[tuple[Place, Slab, torch.Tensor]]) -> None:
+        try:
+            for (file, offset), slab, tensor in parts:
+                itemsize = tensor.element_size()
+                file.write(bytes_of(tensor), offset + slab.start * itemsize)
+        except BaseException as error:
+            self._error = error  # raised by the caller's thread
+
+    def join(self) -> None:
+        """Wait for the batch under way."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def raise_if_failed(self) -> None:
+        """Raise what writing raised."""
+        if self._error is not None:
+            raise self._error

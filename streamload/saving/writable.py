@@ -1,0 +1,44 @@
+"""What a safetensors file cannot hold, told before one is written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from streamload.core.dtypes import BY_NAME
+from streamload.planning.records import Plan
+
+__all__ = ["name_fault", "only_writable"]
+
+# The reference reader of the format knows all the other types; this one torch alone has.
+_UNKNOWN = ("C128",)
+# The header's key for its map of strings.
+_RESERVED = "__metadata__"
+
+
+def only_writable(plan: Plan) -> Plan:
+    """The plan, refused if a tensor of it has no place in a safetensors file."""
+    problems = tuple(
+        f"{tensor.name!r} cannot be written: {why}"
+        for tensor in plan.tensors
+        if (why := _fault(tensor.name, tensor.dtype))
+    )
+    if not problems:
+        return plan
+    return replace(plan, report=replace(plan.report, problems=(*plan.report.problems, *problems)))
+
+
+def _fault(name: str, dtype: str) -> str:
+    if dtype in _UNKNOWN:
+        return f"safetensors has no type for {BY_NAME[dtype].torch_name}"
+    return name_fault(name)
+
+
+def name_fault(name: str) -> str:
+    """Why no tensor in a safetensors file can have this name, or nothing."""
+    if name == _RESERVED:
+        return "safetensors keeps that name for the header's own map"
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return "its name is no valid Unicode (a surrogate stands alone)"
+    return ""

@@ -1,0 +1,96 @@
+"""A checkpoint made of tensors in memory: for tests, for a ``state_dict``, for exports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from streamload.core.dtypes import BY_TORCH_NAME
+from streamload.core.errors import CheckpointError, ReadError
+from streamload.core.specs import Catalog, Extent, TensorSpec, contiguous_strides
+from streamload.sources.base import SourceBase
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["MemorySource"]
+
+
+class MemorySource(SourceBase):
+    """Tensors by stored name, read in blocks like any file.
+
+    The tensors are the caller's: none is copied or written to, and they must not change
+    meanwhile. Those that are not dense CPU memory (slices, other devices) are read whole.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        path: str = "<memory>",
+    ) -> None:
+        self.path = path
+        self._tensors = {name: tensor.detach() for name, tensor in tensors.items()}
+        specs = {name: _spec(name, tensor, path) for name, tensor in self._tensors.items()}
+        self.catalog = Catalog(specs, dict(metadata or {}))
+
+    def read_into(self, extent: Extent, buffer: memoryview, *, tensor: str | None = None) -> None:
+        """Copy the extent's bytes; ``extent.file`` is the tensor's name here."""
+        from streamload.sources.blocks import bytes_of
+
+        held = bytes_of(self._tensors[extent.file])
+        part = held[extent.offset : extent.offset + extent.nbytes]
+        if part.nbytes != buffer.nbytes:
+            raise ReadError(
+                f"expected {buffer.nbytes} bytes, found {part.nbytes}",
+                path=self.path,
+                tensor=tensor or extent.file,
+            )
+        buffer[:] = part
+
+    def held(self, name: str) -> torch.Tensor | None:
+        """The tensor itself, flat, where it is dense; never to be written to."""
+        held = self._tensors[name]
+        if self.catalog[name].extent is None:
+            return None
+        return held.as_strided((held.numel(),), (1,), held.storage_offset())
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A contiguous copy of the tensor in host memory."""
+        import torch
+
+        held = self._tensors[name].resolve_conj().resolve_neg()
+        return torch.empty(held.shape, dtype=held.dtype).copy_(held)
+
+
+def _spec(name: str, tensor: torch.Tensor, path: str) -> TensorSpec:
+    dtype = BY_TORCH_NAME.get(str(tensor.dtype).removeprefix("torch."))
+    if dtype is None:
+        raise CheckpointError(f"dtype {tensor.dtype} is unknown", path=path, tensor=name)
+    shape = tuple(tensor.shape)
+    if not _is_dense(tensor):
+        return TensorSpec(name, dtype.name, shape, path)
+    nbytes = tensor.numel() * tensor.element_size()
+    strides = None if tensor.is_contiguous() else tensor.stride()
+    if strides == contiguous_strides(shape):
+        strides = None
+    return TensorSpec(name, dtype.name, shape, path, Extent(name, 0, nbytes), strides)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """True if the elements fill a run of host memory, each once, in some order."""
+    import torch
+
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        return False
+    if tensor.is_conj() or tensor.is_neg():
+        return False
+    step = 1
+    for stride, size in sorted(
+        (s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1
+    ):
+        if stride != step:
+            return tensor.numel() == 0
+        step *= size
+    return True

@@ -1,0 +1,1 @@
+"""Raw GPT-NeoX partitions."""

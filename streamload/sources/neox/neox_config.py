@@ -1,0 +1,227 @@
+"""The configuration of a raw GPT-NeoX checkpoint, in the form of transformers' ``gpt_neox``.
+
+Taken from ``config.json`` beside the files, else from ``configs/*.yml`` as GPT-NeoX trained with,
+else from the shapes and the values published for GPT-NeoX-20B.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+
+from streamload.core.errors import CheckpointError, MissingExtraError, printable
+from streamload.sources.files import OpenFile
+from streamload.sources.neox.partitions import NeoXRawSource
+
+__all__ = ["neox_config"]
+
+Config = dict[str, object]
+
+_MAX_CONFIG_BYTES = 16 << 20
+_HEAD_SIZE_20B = 96
+# Published for GPT-NeoX-20B; the ones that shapes do not tell.
+_PUBLISHED_20B: Config = {
+    "rotary_pct": 0.25,
+    "rotary_emb_base": 10000,
+    "use_parallel_residual": True,
+    "layer_norm_eps": 1e-5,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 2048,
+}
+# What GPT-NeoX itself takes where its yml files say nothing (megatron/neox_arguments).
+_NEOX_DEFAULTS: Config = {
+    "rotary_pct": 1.0,
+    "rotary_emb_base": 10000,
+    "use_parallel_residual": False,
+    "layer_norm_eps": 1e-5,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 2048,
+}
+_YML_NAMES = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "num_attention_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "rotary_pct": "rotary_pct",
+    "rotary_emb_base": "rotary_emb_base",
+    "gpt_j_residual": "use_parallel_residual",
+    "layernorm_epsilon": "layer_norm_eps",
+    "activation": "hidden_act",
+    "max_position_embeddings": "max_position_embeddings",
+}
+# Forms of the model that these files can have and that are not the published one.
+_SUPPORTED = {
+    "norm": ("layernorm",),
+    "pos_emb": ("rotary",),
+    "activation": ("gelu",),
+    "mlp_type": ("regular",),
+    "no_weight_tying": (True,),
+}
+
+_RELEVANT = frozenset(_YML_NAMES) | frozenset(_SUPPORTED)
+
+
+def neox_config(folder: str, source: NeoXRawSource) -> tuple[Config, tuple[str, ...]]:
+    """The configuration, and notices that say where it came from.
+
+    ``folder`` is looked in first, then the folder of the files and, if that is a training
+    step's, the one above it.
+
+    Raises:
+        CheckpointError: a configuration file is damaged, contradicts the files, or describes a
+            model of another form; or the number of heads cannot be told.
+        MissingExtraError: there are yml files and PyYAML is not installed.
+    """
+    places = _places(folder, source)
+    for place in places:
+        path = os.path.join(place, "config.json")
+        if os.path.lexists(path):
+            return _from_json(path), (f"configuration from {printable(path)}",)
+    shapes = _from_shapes(source)
+    for place in places:
+        found = _from_yml(place, shapes)
+        if found is not None:
+            return found
+    width = shapes["hidden_size"]
+    assert isinstance(width, int)
+    if width % _HEAD_SIZE_20B:
+        raise CheckpointError(
+            f"no config.json and no configs/*.yml, and the shapes do not tell the number of "
+            f"attention heads of width {width}: put a config.json beside the files",
+            path=folder,
+        )
+    heads = width // _HEAD_SIZE_20B
+    notice = (
+        f"no config.json and no configs/*.yml in {printable(folder)}: sizes from the shapes, "
+        f"{heads} heads of {_HEAD_SIZE_20B}, rotary share, residual form and the rest as "
+        f"published for GPT-NeoX-20B"
+    )
+    return {**shapes, **_PUBLISHED_20B, "num_attention_heads": heads}, (notice,)
+
+
+def _places(folder: str, source: NeoXRawSource) -> list[str]:
+    step = os.path.dirname(next(iter(source.catalog.values())).file)
+    places = [folder, step]
+    name = os.path.basename(os.path.normpath(os.path.abspath(step)))
+    if name.startswith("global_step"):
+        places.append(os.path.dirname(os.path.abspath(step)))
+    return list(dict.fromkeys(places))
+
+
+def _from_json(path: str) -> Config:
+    try:
+        config = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"is not JSON: {error}", path=path) from error
+    if not isinstance(config, dict):
+        raise CheckpointError("holds no JSON object", path=path)
+    config.setdefault("model_type", "gpt_neox")
+    if config["model_type"] != "gpt_neox":
+        raise CheckpointError(
+            f"has model_type {config['model_type']!r}, but partitions of gpt_neox are beside it",
+            path=path,
+        )
+    return config
+
+
+def _from_shapes(source: NeoXRawSource) -> Config:
+    """What the stored tensors tell by themselves."""
+    ranks = len(source.ranks)
+    norm, readout = source.block_count + 3, source.block_count + 4
+    shapes = {name: spec.shape for name, spec in source.catalog.items()}
+    config: Config = {
+        "model_type": "gpt_neox",
+        "architectures": ["GPTNeoXForCausalLM"],
+        "num_hidden_layers": source.block_count,
+        "hidden_size": shapes[f"layer_{norm}.model_0.norm.weight"][0],
+        "vocab_size": shapes[f"layer_{readout}.model_0.final_linear.weight"][0] * ranks,
+        "tie_word_embeddings": False,
+    }
+    inner = "mlp.dense_h_to_4h.weight"
+    for layer in source.layer_numbers:
+        shape = shapes.get(f"layer_{layer}.model_0.{inner}")
+        if shape:
+            config["intermediate_size"] = shape[0] * ranks
+    return config
+
+
+def _from_yml(place: str, shapes: Config) -> tuple[Config, tuple[str, ...]] | None:
+    folder = os.path.join(place, "configs")
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return None
+    paths = [os.path.join(folder, n) for n in names if n.endswith((".yml", ".yaml"))]
+    values = _merge(paths)
+    if not {"num_layers", "hidden_size", "num_attention_heads"} & set(values):
+        return None  # files of other settings: they do not describe a model
+    where = ", ".join(map(printable, paths))
+    _check_form(values, path=folder)
+    told = {theirs: values[ours] for ours, theirs in _YML_NAMES.items() if ours in values}
+    for key in ("num_hidden_layers", "hidden_size", "intermediate_size"):
+        if key in told and key in shapes and told[key] != shapes[key]:
+            raise CheckpointError(
+                f"says {key} {told[key]!r}, but the files hold {shapes[key]!r}", path=folder
+            )
+    if type(told.get("num_attention_heads")) is not int:
+        raise CheckpointError("does not say num-attention-heads", path=folder)
+    assumed = [key for key in _NEOX_DEFAULTS if key not in told]
+    notices = [f"configuration from {where}"]
+    if assumed:
+        shown = ", ".join(f"{key}={_NEOX_DEFAULTS[key]}" for key in assumed)
+        notices.append(f"not in {printable(folder)}, taken as GPT-NeoX's default: {shown}")
+    return {**_NEOX_DEFAULTS, **shapes, **told}, tuple(notices)
+
+
+def _merge(paths: list[str]) -> dict[str, object]:
+    """All settings of the files, with underscores; two files may not say different things."""
+    values: dict[str, object] = {}
+    origin: dict[str, str] = {}
+    for path in paths:
+        for key, value in _parse_yml(path).items():
+            name = key.replace("-", "_")
+            if name in _RELEVANT and name in values and values[name] != value:
+                raise CheckpointError(
+                    f"says {name} {value!r}, but {printable(origin[name])} says {values[name]!r}",
+                    path=path,
+                )
+            values.setdefault(name, value)
+            origin.setdefault(name, path)
+    return values
+
+
+def _parse_yml(path: str) -> Mapping[str, object]:
+    try:
+        import yaml
+    except ImportError as error:
+        raise MissingExtraError(
+            "PyYAML", extra="neox", purpose=f"reading {printable(path)}"
+        ) from error
+    try:
+        content = yaml.safe_load(_read_text(path))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"is not YAML: {error}", path=path) from error
+    if not isinstance(content, dict):
+        return {}
+    return {key: value for key, value in content.items() if isinstance(key, str)}
+
+
+def _check_form(values: Mapping[str, object], *, path: str) -> None:
+    problems = tuple(
+        f"{key} is {values[key]!r}, supported: {' or '.join(map(repr, known))}"
+        for key, known in _SUPPORTED.items()
+        if key in values and values[key] not in known
+    )
+    if problems:
+        raise CheckpointError("; ".join(problems), path=path, problems=problems)
+
+
+def _read_text(path: str) -> str:
+    file = OpenFile(path)
+    try:
+        if file.size_bytes > _MAX_CONFIG_BYTES:
+            raise CheckpointError(f"has {file.size_bytes} bytes, too many to be one", path=path)
+        return file.read(0, file.size_bytes).decode("utf-8-sig")
+    finally:
+        file.close()

@@ -1,0 +1,191 @@
+"""Whether the partition files of a raw GPT-NeoX checkpoint are complete and fit each other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from streamload.core.errors import CheckpointError, printable
+from streamload.sources.torch.zip_source import TorchFile
+
+__all__ = ["check_layers", "check_numbers", "check_ranks", "joined"]
+
+Key = tuple[int, int]
+
+_SHOWN = 20
+_READOUT = "final_linear.weight"
+_NORM = "norm.weight"
+_EMBEDDING = "word_embeddings.weight"
+_ROW_PARALLEL = "attention.dense.weight"
+
+
+def check_ranks(files: Mapping[Key, str], *, path: str) -> None:
+    """Refuse a checkpoint of which all files of one rank are missing.
+
+    Raises:
+        CheckpointError: there are files of a higher rank but none of these.
+    """
+    present = {rank for _, rank in files}
+    absent = sorted(set(range(max(present) + 1)) - present)
+    last = f"model_{max(present):02d}"
+    _raise([f"no file of model_{n:02d} is there, but some of {last}" for n in absent], path=path)
+
+
+def check_numbers(
+    files: Mapping[Key, str],
+    top: int,
+    parts: Mapping[Key, TorchFile],
+    *,
+    layers: frozenset[int] | None,
+    path: str,
+) -> int:
+    """The number of blocks, if every file that takes part is there.
+
+    ``parts`` holds the files of the highest number: what is in them says where the list ends.
+
+    Raises:
+        CheckpointError: layers, or single ranks of a layer, are absent; or ``layers`` asks for
+            blocks that the checkpoint does not have.
+    """
+    names = {name for (layer, _), part in parts.items() if layer == top for name in part.tensors}
+    blocks = top - (4 if _READOUT in names else 3 if _NORM in names else 1)
+    if layers is not None and (beyond := sorted(n for n in layers if not 0 <= n < blocks)):
+        raise CheckpointError(
+            f"layers {beyond} were asked for; the checkpoint has blocks 0 to {blocks - 1}",
+            path=path,
+        )
+    chosen = range(blocks) if layers is None else sorted(layers)
+    expected = [0, *(block + 2 for block in chosen), blocks + 3, blocks + 4]
+    present, ranks = {layer for layer, _ in files}, {rank for _, rank in files}
+    problems = [_absent_layer(number, blocks) for number in expected if number not in present]
+    problems += [
+        f"{_pattern(files, layer, rank)} is absent"
+        for layer in expected
+        if layer in present
+        for rank in sorted(ranks)
+        if (layer, rank) not in files
+    ]
+    if blocks < 1:
+        problems.append(f"no block: the highest layer number is {top}")
+    known = {0, *range(2, blocks + 2), blocks + 3, blocks + 4}
+    problems += [
+        f"layer_{number:02d} is there, which belongs to no part of {blocks} blocks"
+        for number in sorted(present - known)
+    ]
+    _raise(problems, path=path)
+    return blocks
+
+
+def check_layers(parts: Mapping[Key, TorchFile], *, path: str) -> tuple[str, ...]:
+    """Notices on partitions that fit each other.
+
+    Raises:
+        CheckpointError: a key is not in all ranks of a layer, or with different shapes; or a
+            layer's files do not hold what their number says.
+    """
+    problems: list[str] = []
+    notices: list[str] = []
+    ranks = sorted({rank for _, rank in parts})
+    for layer in sorted({layer for layer, _ in parts}):
+        group = [parts[layer, rank] for rank in ranks]
+        missing = _missing_keys(group)
+        problems += missing or _shape_problems(group)
+        if not missing:
+            notices += _dtype_notices(group)
+    _raise(problems, path=path)
+    _raise(_kind_problems(parts), path=path)
+    return tuple(notices)
+
+
+def _missing_keys(group: list[TorchFile]) -> list[str]:
+    holder: dict[str, TorchFile] = {}
+    for part in group:
+        for key in part.tensors:
+            holder.setdefault(key, part)
+    return [
+        f"{_base(part)}: lacks {key!r}, which {_base(first)} has"
+        for part in group
+        for key, first in holder.items()
+        if key not in part.tensors
+    ]
+
+
+def _shape_problems(group: list[TorchFile]) -> list[str]:
+    problems: list[str] = []
+    for key in group[0].tensors:
+        shapes = [part.tensors[key].spec.shape for part in group]
+        if len(set(shapes)) == 1:
+            continue
+        if all(shape and shape[1:] == shapes[0][1:] for shape in shapes):
+            parts = f"{' + '.join(str(shape[0]) for shape in shapes)} rows"
+        else:
+            parts = f"shapes {' and '.join(str(list(shape)) for shape in shapes)}"
+        problems.append(f"{key!r} in {_base(group[0])} and its other ranks: uneven parts, {parts}")
+    return problems
+
+
+def _dtype_notices(group: list[TorchFile]) -> list[str]:
+    mixed = [
+        key for key in group[0].tensors if len({part.tensors[key].spec.dtype for part in group}) > 1
+    ]
+    if not mixed:
+        return []
+    kinds = " and ".join(part.tensors[mixed[0]].spec.dtype for part in group)
+    return [
+        f"{_base(group[0])} and its other ranks: parts of different types ({kinds}) for "
+        f"{len(mixed)} keys, the first {mixed[0]!r}"
+    ]
+
+
+def _kind_problems(parts: Mapping[Key, TorchFile]) -> list[str]:
+    numbers = sorted({layer for layer, _ in parts})
+    first_rank = min(rank for _, rank in parts)
+    expected = {numbers[0]: _EMBEDDING, numbers[-2]: _NORM, numbers[-1]: _READOUT}
+    problems: list[str] = []
+    for layer in numbers:
+        group = [part for (number, _), part in parts.items() if number == layer]
+        key = expected.get(layer, _ROW_PARALLEL)
+        if key not in group[0].tensors:
+            problems.append(f"{_base(parts[layer, first_rank])}: lacks {key!r}")
+        elif key == _ROW_PARALLEL:
+            shape = group[0].tensors[key].spec.shape
+            if len(shape) != 2:
+                problems.append(
+                    f"{key!r} of layer {layer} has shape {list(shape)}, expected two dimensions"
+                )
+                continue
+            columns = shape[1] * len(group)
+            if shape[0] != columns:
+                problems.append(
+                    f"{key!r} of layer {layer}: {len(group)} parts of shape {list(shape)} are "
+                    f"{columns} columns, expected {shape[0]}: is a rank missing?"
+                )
+    return problems
+
+
+def _absent_layer(number: int, blocks: int) -> str:
+    what = {0: "the embedding", blocks + 3: "the final norm", blocks + 4: "the readout"}
+    meaning = what.get(number, f"block {number - 2}")
+    return f"layer_{number:02d}-model_*-model_states.pt is absent ({meaning})"
+
+
+def _pattern(files: Mapping[Key, str], layer: int, rank: int) -> str:
+    """The name the absent file would have, in the spelling of its neighbours."""
+    neighbour = next(os.path.basename(p) for (number, _), p in files.items() if number == layer)
+    padded = len(neighbour.split("-")[1]) - len("model_")
+    return f"{neighbour.split('-')[0]}-model_{rank:0{padded}d}-model_states.pt"
+
+
+def _base(part: TorchFile) -> str:
+    return printable(os.path.basename(part.file.path))
+
+
+def joined(problems: Sequence[str]) -> str:
+    """The problems as one text; the error's ``problems`` has those that are too many."""
+    more = len(problems) - _SHOWN
+    return "; ".join(problems[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _raise(problems: list[str], *, path: str) -> None:
+    if problems:
+        raise CheckpointError(joined(problems), path=path, problems=tuple(problems))

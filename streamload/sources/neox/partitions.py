@@ -1,0 +1,236 @@
+"""Raw GPT-NeoX checkpoints: ``layer_NN-model_PP-model_states.pt``, one file per layer and rank.
+
+Numbers as GPT-NeoX's pipeline counts its layers: 0 is the embedding, 2 to L + 1 are the L blocks,
+L + 3 is the final norm and L + 4 the readout; 1 and L + 2 hold no parameters and have no file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from streamload.core.errors import CheckpointError, printable
+from streamload.sources.files import OpenFile
+from streamload.sources.neox.partition_checks import (
+    check_layers,
+    check_numbers,
+    check_ranks,
+    joined,
+)
+from streamload.sources.torch.layout import StoredTensor
+from streamload.sources.torch.zip_source import TorchFile, TorchSource, read_torch_file
+
+__all__ = ["NeoXRawSource", "Partitions", "find_partitions", "open_neox"]
+
+_LAYER_FILE = re.compile(r"layer_([0-9]{1,4})-model_([0-9]{1,4})-model_states\.pt")
+_STEP_FOLDER = re.compile(r"global_step([0-9]{1,18})")
+_SEQUENTIAL_FILE = re.compile(r"mp_rank_[0-9]{1,6}_model_states\.pt")
+_FIRST_BLOCK = 2
+_MAX_LATEST_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Partitions:
+    """The partition files of one training step.
+
+    Attributes:
+        folder: the folder the user named.
+        step_folder: the folder the files are in, ``folder`` itself or one inside it.
+        files: path by layer number and rank.
+        notices: which step was taken, if there were several.
+    """
+
+    folder: str
+    step_folder: str
+    files: Mapping[tuple[int, int], str]
+    notices: tuple[str, ...] = ()
+
+
+class NeoXRawSource(TorchSource):
+    """All partitions of a raw checkpoint as one catalog; ``open_neox`` makes it.
+
+    Stored names are ``layer_{layer}.model_{rank}.{key}`` with plain numbers, in the order of
+    layer, key and rank: parts that belong together stand together.
+
+    Attributes:
+        layer_numbers: the numbers of the files that take part, ascending.
+        ranks: the partitions, 0 to n - 1.
+        block_count: transformer blocks of the whole checkpoint.
+    """
+
+    def __init__(
+        self,
+        partitions: Partitions,
+        parts: Mapping[tuple[int, int], TorchFile],
+        *,
+        block_count: int,
+        notices: tuple[str, ...],
+    ) -> None:
+        super().__init__(
+            partitions.folder,
+            [parts[key] for key in sorted(parts)],
+            tensors=_catalogued(parts),
+            notices=(*partitions.notices, *notices),
+        )
+        self.layer_numbers = tuple(sorted({layer for layer, _ in parts}))
+        self.ranks = tuple(sorted({rank for _, rank in parts}))
+        self.block_count = block_count
+
+
+def find_partitions(folder: str) -> Partitions | None:
+    """The partition files in ``folder`` or in its ``global_step*`` folder, None if there are none.
+
+    Of several steps the one that the file ``latest`` names is taken, else the highest number.
+
+    Raises:
+        CheckpointError: ``latest`` names no folder inside; two files for one partition; or the
+            sequential layout (``mp_rank_NN_model_states.pt`` alone), which is not read.
+    """
+    direct = _partitions(folder, folder, ())
+    if direct is not None:
+        return direct
+    step, notices = _choose_step(folder)
+    found = None if step is None else _partitions(folder, step, notices)
+    if found is None:
+        _refuse_sequential(step or folder)
+    return found
+
+
+def open_neox(partitions: Partitions, *, layers: frozenset[int] | None = None) -> NeoXRawSource:
+    """Open the partition files; only headers are read.
+
+    Args:
+        partitions: as ``find_partitions`` gives them.
+        layers: 0-based blocks that take part; files of other blocks are not opened. None: all.
+
+    Raises:
+        CheckpointError: files are absent or damaged, or partitions do not fit each other. All
+            problems of a kind are listed.
+    """
+    where = partitions.step_folder
+    check_ranks(partitions.files, path=where)
+    with ExitStack() as opened:
+        parts: dict[tuple[int, int], TorchFile] = {}
+        top = max(layer for layer, _ in partitions.files)
+        _open_files(partitions, {top}, parts, opened)
+        blocks = check_numbers(partitions.files, top, parts, layers=layers, path=where)
+        wanted = {0, blocks + 3, blocks + 4}
+        wanted |= {_FIRST_BLOCK + block for block in (range(blocks) if layers is None else layers)}
+        _open_files(partitions, wanted - {top}, parts, opened)
+        notices = check_layers(parts, path=where)
+        source = NeoXRawSource(partitions, parts, block_count=blocks, notices=notices)
+        opened.pop_all()
+    return source
+
+
+def _partitions(folder: str, step: str, notices: tuple[str, ...]) -> Partitions | None:
+    files: dict[tuple[int, int], str] = {}
+    for name in _names(step):
+        match = _LAYER_FILE.fullmatch(name)
+        if match is None:
+            continue
+        key = int(match[1]), int(match[2])
+        path = os.path.join(step, name)
+        if key in files:
+            raise CheckpointError(
+                f"two files for one partition: {printable(os.path.basename(files[key]))} and "
+                f"{printable(name)}",
+                path=step,
+            )
+        files[key] = path
+    return Partitions(folder, step, files, notices) if files else None
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError as error:
+        raise CheckpointError(f"cannot be listed: {error.strerror}", path=folder) from error
+
+
+def _choose_step(folder: str) -> tuple[str | None, tuple[str, ...]]:
+    names = _names(folder)
+    steps = {
+        int(match[1]): name
+        for name in names
+        if (match := _STEP_FOLDER.fullmatch(name)) and os.path.isdir(os.path.join(folder, name))
+    }
+    if "latest" in names and os.path.isfile(os.path.join(folder, "latest")):
+        return _read_latest(folder), ()
+    if not steps:
+        return None, ()
+    chosen = steps[max(steps)]
+    notice = f"{printable(folder)}: of {len(steps)} training steps the last, {chosen}, was taken"
+    return os.path.join(folder, chosen), (notice,) if len(steps) > 1 else ()
+
+
+def _read_latest(folder: str) -> str:
+    path = os.path.join(folder, "latest")
+    file = OpenFile(path)
+    try:
+        text = file.read(0, min(file.size_bytes, _MAX_LATEST_BYTES))
+    finally:
+        file.close()
+    name = os.fsdecode(text).strip()
+    inside = name not in ("", ".", "..") and not set(name) & set("/\\:\0")
+    if not inside:
+        raise CheckpointError(
+            f"names {printable(name)!r}, expected the name of a folder beside it", path=path
+        )
+    step = os.path.join(folder, name)
+    if not os.path.isdir(step):
+        raise CheckpointError(f"names the folder {printable(name)!r}, which is absent", path=path)
+    return step
+
+
+def _refuse_sequential(folder: str) -> None:
+    found = [name for name in _names(folder) if _SEQUENTIAL_FILE.fullmatch(name)]
+    if found:
+        raise CheckpointError(
+            f"holds {found[0]} but no layer_NN-model_PP-model_states.pt: the sequential layout "
+            f"(all layers in one file per rank, pipe-parallel-size 0) is not read; convert it "
+            f"with GPT-NeoX's own tools, or save it with a pipeline size of 1 or more",
+            path=folder,
+        )
+
+
+def _open_files(
+    partitions: Partitions,
+    layers: set[int],
+    parts: dict[tuple[int, int], TorchFile],
+    opened: ExitStack,
+) -> None:
+    """Read the headers of all ranks of ``layers`` into ``parts``; all bad files are told."""
+    errors: list[CheckpointError] = []
+    for key, path in sorted(partitions.files.items()):
+        if key[0] not in layers:
+            continue
+        try:
+            file = OpenFile(path)
+            opened.callback(file.close)
+            parts[key] = read_torch_file(file)
+        except CheckpointError as error:
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        problems = tuple(str(error) for error in errors)
+        raise CheckpointError(
+            f"{len(errors)} files cannot be used: {joined(problems)}",
+            path=partitions.step_folder,
+            problems=problems,
+        ) from errors[0]
+
+
+def _catalogued(parts: Mapping[tuple[int, int], TorchFile]) -> dict[str, StoredTensor]:
+    tensors: dict[str, StoredTensor] = {}
+    ranks = sorted({rank for _, rank in parts})
+    for layer in sorted({layer for layer, _ in parts}):
+        for key in parts[layer, ranks[0]].tensors:
+            for rank in ranks:
+                name = f"layer_{layer}.model_{rank}.{key}"
+                tensors[name] = parts[layer, rank].tensors[key].renamed(name)
+    return tensors

@@ -1,0 +1,221 @@
+"""The directory of a zip archive: where each stored record's bytes are. ZIP64 included.
+
+Only what ``torch.save`` writes is understood: records that are stored, not compressed. Layout
+after PKWARE's APPNOTE 6.3; offsets come from the local headers, because torch pads these (and
+only these) so that data starts at a multiple of 64 bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from streamload.core.errors import CheckpointError
+from streamload.sources.files import OpenFile
+
+__all__ = ["Archive", "Record", "read_archive"]
+
+_END = struct.Struct("<4sHHHHIIH")
+_END64 = struct.Struct("<4sQHHIIQQQQ")
+_LOCATOR64 = struct.Struct("<4sIQI")
+_CENTRAL = struct.Struct("<4sHHHHHHIIIHHHHHII")
+_LOCAL = struct.Struct("<4sHHHHHIIIHH")
+_MAX_COMMENT_BYTES = 0xFFFF
+_MAX_DIRECTORY_BYTES = 256 << 20
+_ENCRYPTED = 0x1
+# Flags of writers of plain records: sizes behind the data, and names in UTF-8.
+_PLAIN_FLAGS = 0x808 | _ENCRYPTED
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record of an archive, by its directory entry.
+
+    ``checksum`` is the CRC-32 of the data; 0 where the writer left it out, as torch can.
+    """
+
+    name: bytes
+    header_offset: int
+    nbytes: int
+    checksum: int
+    compressed: bool
+    encrypted: bool
+
+
+class Archive:
+    """An open zip archive: its records by name and the places of their bytes."""
+
+    def __init__(self, file: OpenFile, records: Mapping[bytes, Record], end: int) -> None:
+        self.file = file
+        self.records = records
+        self._end = end
+
+    def locate(self, record: Record) -> int:
+        """Offset in the file of the record's first byte.
+
+        Raises:
+            CheckpointError: compressed, encrypted, or directory and record disagree.
+        """
+        shown = record.name.decode("utf-8", "replace")
+        if record.compressed or record.encrypted:
+            how = "encrypted" if record.encrypted else "compressed"
+            raise CheckpointError(
+                f"the record {shown!r} is {how}; only files as torch.save writes them can be read",
+                path=self.file.path,
+            )
+        if record.header_offset + _LOCAL.size + len(record.name) > self._end:
+            raise self._damaged(f"the record {shown!r} lies outside the file")
+        guess = _LOCAL.size + len(record.name) + 160
+        head = self.file.read(record.header_offset, min(guess, self._end - record.header_offset))
+        fields = _LOCAL.unpack_from(head)
+        name_bytes, extra_bytes = int(fields[9]), int(fields[10])
+        start = record.header_offset + _LOCAL.size + name_bytes + extra_bytes
+        if fields[0] != b"PK\3\4" or name_bytes != len(record.name):
+            raise self._damaged(f"the record {shown!r} is not where the directory says")
+        if head[_LOCAL.size : _LOCAL.size + name_bytes] != record.name:
+            raise self._damaged(f"the record {shown!r} is not where the directory says")
+        if start + record.nbytes > self._end:
+            raise self._damaged(
+                f"the record {shown!r} should end at byte {start + record.nbytes}, "
+                f"its archive's records at {self._end}"
+            )
+        extra = head[_LOCAL.size + name_bytes :][:extra_bytes]
+        if len(extra) < extra_bytes:
+            extra = self.file.read(start - extra_bytes, extra_bytes)
+        if not _is_extra_field(extra):
+            raise self._damaged(f"the header of the record {shown!r} is damaged")
+        return start
+
+    def read(self, record: Record, *, max_bytes: int) -> bytes:
+        """All bytes of a small record, checked against its checksum.
+
+        Raises:
+            CheckpointError: too large, damaged, or not stored as torch stores.
+        """
+        shown = record.name.decode("utf-8", "replace")
+        if record.nbytes > max_bytes:
+            raise CheckpointError(
+                f"the record {shown!r} has {record.nbytes} bytes; the limit is {max_bytes}",
+                path=self.file.path,
+            )
+        data = self.file.read(self.locate(record), record.nbytes)
+        if record.checksum and zlib.crc32(data) != record.checksum:
+            raise self._damaged(f"the checksum of the record {shown!r} does not fit its bytes")
+        return data
+
+    def _damaged(self, what: str) -> CheckpointError:
+        return CheckpointError(f"damaged zip archive: {what}", path=self.file.path)
+
+
+def read_archive(file: OpenFile) -> Archive:
+    """The records of a zip archive, from its directory alone.
+
+    Raises:
+        CheckpointError: no directory at the end (the file was cut), or a damaged one.
+    """
+    count, size, start = _find_directory(file)
+    data = file.read(start, size)
+    records: dict[bytes, Record] = {}
+    position = 0
+    for _ in range(count):
+        record, position = _read_entry(file, data, position)
+        if record.name in records:
+            shown = record.name.decode("utf-8", "replace")
+            raise _bad(file, f"the record {shown!r} is there twice")
+        records[record.name] = record
+    if position != size:
+        raise _bad(file, f"its directory has {size} bytes, its entries {position}")
+    return Archive(file, records, start)
+
+
+def _find_directory(file: OpenFile) -> tuple[int, int, int]:
+    """Entries, bytes and offset of the directory."""
+    tail_start = max(0, file.size_bytes - _END.size - _MAX_COMMENT_BYTES)
+    tail = file.read(tail_start, file.size_bytes - tail_start)
+    at = tail.rfind(b"PK\5\6")
+    if at < 0 or at + _END.size > len(tail):
+        raise CheckpointError(
+            f"the zip archive has no directory at its end: the file was cut short "
+            f"({file.size_bytes} bytes are there)",
+            path=file.path,
+        )
+    _, disk, first_disk, _, count, size, start, comment_bytes = _END.unpack_from(tail, at)
+    end = tail_start + at
+    if end + _END.size + comment_bytes != file.size_bytes or disk or first_disk:
+        raise _bad(file, "the bytes after its directory are not a zip archive's end")
+    locator_at = end - _LOCATOR64.size
+    if locator_at >= 0:
+        locator = file.read(locator_at, _LOCATOR64.size)
+        if locator.startswith(b"PK\6\7"):
+            _, disk, end, disks = _LOCATOR64.unpack(locator)
+            if end + _END64.size > locator_at or disk or disks != 1:
+                raise _bad(file, "the end of its directory lies outside the file")
+            fields = _END64.unpack(file.read(end, _END64.size))
+            if fields[0] != b"PK\6\6" or fields[4] or fields[5] or fields[6] != fields[7]:
+                raise _bad(file, "the end of its directory is not where it should be")
+            count, size, start = fields[7], fields[8], fields[9]
+    if start + size > end or count * _CENTRAL.size > size:
+        raise _bad(file, f"its directory of {size} bytes at byte {start} does not fit the file")
+    if size > _MAX_DIRECTORY_BYTES:
+        raise _bad(file, f"its directory has {size} bytes; the limit is {_MAX_DIRECTORY_BYTES}")
+    return count, size, start
+
+
+def _read_entry(file: OpenFile, data: bytes, position: int) -> tuple[Record, int]:
+    if position + _CENTRAL.size > len(data):
+        raise _bad(file, "its directory ends early")
+    fields = _CENTRAL.unpack_from(data, position)
+    flags, method, checksum = fields[3], fields[4], fields[7]
+    packed, nbytes, offset = fields[8], fields[9], fields[16]
+    name_at = position + _CENTRAL.size
+    extra_at = name_at + fields[10]
+    following = extra_at + fields[11] + fields[12]
+    if fields[0] != b"PK\1\2" or following > len(data):
+        raise _bad(file, "an entry of its directory is damaged")
+    if 0xFFFFFFFF in (packed, nbytes, offset):
+        wide = _zip64_values(data[extra_at : extra_at + fields[11]])
+        wanted = [value == 0xFFFFFFFF for value in (nbytes, packed, offset)]
+        if len(wide) < sum(wanted):
+            raise _bad(file, "an entry of its directory lacks its 64-bit sizes")
+        values = iter(wide)
+        nbytes = next(values) if wanted[0] else nbytes
+        packed = next(values) if wanted[1] else packed
+        offset = next(values) if wanted[2] else offset
+    if method == 0 and packed != nbytes:
+        raise _bad(file, "an entry of its directory has two sizes")
+    if flags & ~_PLAIN_FLAGS or fields[13]:
+        raise _bad(file, "an entry of its directory is of a kind that torch does not write")
+    record = Record(
+        name=data[name_at:extra_at],
+        header_offset=offset,
+        nbytes=nbytes,
+        checksum=checksum,
+        compressed=method != 0,
+        encrypted=bool(flags & _ENCRYPTED),
+    )
+    return record, following
+
+
+def _zip64_values(extra: bytes) -> list[int]:
+    position = 0
+    while position + 4 <= len(extra):
+        kind, size = struct.unpack_from("<HH", extra, position)
+        if kind == 1:
+            part = extra[position + 4 : position + 4 + size]
+            return [value for (value,) in struct.iter_unpack("<Q", part[: len(part) // 8 * 8])]
+        position += 4 + size
+    return []
+
+
+def _is_extra_field(extra: bytes) -> bool:
+    """True if the bytes are whole (id, size, data) fields; a wrong length moves the data."""
+    position = 0
+    while position + 4 <= len(extra):
+        position += 4 + int.from_bytes(extra[position + 2 : position + 4], "little")
+    return position == len(extra) or (position < len(extra) and not any(extra[position:]))
+
+
+def _bad(file: OpenFile, what: str) -> CheckpointError:
+    return CheckpointError(f"damaged zip archive: {what}", path=file.path)

@@ -1,0 +1,272 @@
+"""The globals a torch pickle may name, and the records that stand for calls of them.
+
+The table lists what ``torch.save`` writes for tensors and the plain containers around them. A
+function of the table builds a record of ours from the arguments; nothing of the file is ever
+imported or called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from streamload.core.dtypes import BY_TORCH_NAME
+from streamload.core.specs import Shape
+from streamload.sources.torch.records import (
+    Global,
+    Malformed,
+    StorageRef,
+    TensorRef,
+    UnusableTensor,
+    is_key,
+)
+
+__all__ = ["is_known", "rebuild", "storage_of"]
+
+_MAX_DIMS = 64
+
+Args: TypeAlias = tuple[object, ...]
+
+_STORAGE_DTYPES = {
+    "FloatStorage": "float32",
+    "DoubleStorage": "float64",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128",
+    "UntypedStorage": "uint8",
+    "QInt8Storage": "qint8",
+    "QUInt8Storage": "quint8",
+    "QInt32Storage": "qint32",
+    "QUInt4x2Storage": "quint4x2",
+    "QUInt2x4Storage": "quint2x4",
+}
+_STORAGE_MODULES = frozenset({"torch", "torch.storage", "torch.cuda"})
+# Types torch has and safetensors' table lacks: tensors of them are listed as unusable, not unknown.
+_OTHER_DTYPES = frozenset(
+    {"complex32", "qint8", "quint8", "qint32", "quint4x2", "quint2x4", "float4_e2m1fn_x2"}
+    | {f"bits{n}" for n in ("1x8", "2x4", "4x2", "8", "16")}
+    | {f"{sign}int{n}" for sign in ("", "u") for n in range(1, 8)}
+)
+_QSCHEMES = frozenset(
+    {
+        "per_tensor_affine",
+        "per_channel_affine",
+        "per_tensor_symmetric",
+        "per_channel_symmetric",
+        "per_channel_affine_float_qparams",
+    }
+)
+_TENSOR_TYPES = frozenset(
+    {
+        ("torch", "Tensor"),
+        ("torch.nn.parameter", "Parameter"),
+        ("torch.nn.parameter", "Buffer"),
+    }
+)
+
+
+def storage_of(pid: object, *, legacy: bool = False) -> StorageRef:
+    """The storage a persistent id stands for.
+
+    ``("storage", type, key, location, numel)``, and before the zip format a sixth part:
+    None or ``(view key, first element, elements)``.
+    """
+    if not (isinstance(pid, tuple) and len(pid) == 5 + legacy and pid[0] == "storage"):
+        raise Malformed("a persistent id that is no storage")
+    kind, key, numel = pid[1], pid[2], pid[4]
+    if not isinstance(kind, Global) or kind.module not in _STORAGE_MODULES:
+        raise Malformed("a storage without a storage type")
+    dtype = _STORAGE_DTYPES.get(kind.name)
+    if dtype is None or not isinstance(key, str) or not _is_size(numel):
+        raise Malformed("a storage record of the wrong form")
+    start = 0
+    view = pid[5] if legacy else None
+    if view is not None:
+        if not (isinstance(view, tuple) and len(view) == 3 and _is_size(view[1])):
+            raise Malformed("a storage view of the wrong form")
+        start = view[1]
+    return StorageRef(key, dtype, numel, start)
+
+
+def is_known(name: Global) -> bool:
+    """True for the globals of the table; any other is refused where the pickle names it."""
+    key = (name.module, name.name)
+    if key in _REBUILDERS or key in _TENSOR_TYPES:
+        return True
+    if name.module in _STORAGE_MODULES and name.name in _STORAGE_DTYPES:
+        return True
+    return name.module == "torch" and (
+        name.name in BY_TORCH_NAME or name.name in _OTHER_DTYPES or name.name in _QSCHEMES
+    )
+
+
+def rebuild(name: object, args: object) -> object:
+    """The record for ``name(*args)``; nothing is called.
+
+    Raises:
+        Malformed: the name is not one that may stand there, or the arguments do not fit it.
+    """
+    if not isinstance(name, Global) or not isinstance(args, tuple):
+        raise Malformed("a call of something that is no global")
+    builder = _REBUILDERS.get((name.module, name.name))
+    if builder is None:
+        raise Malformed(f"a call of {name}")
+    return builder(args)
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _sizes(value: object) -> Shape:
+    if not isinstance(value, tuple) or len(value) > _MAX_DIMS:
+        raise Malformed("a shape that is no list of sizes")
+    if not all(_is_size(size) for size in value):
+        raise Malformed("a shape that is no list of sizes")
+    return tuple(value)
+
+
+def _tensor(args: Args, dtype: object, bits: object = None) -> object:
+    if not isinstance(args[0], StorageRef) or not _is_size(args[1]):
+        raise Malformed("a tensor record of the wrong form")
+    offset = args[1]
+    assert isinstance(offset, int)
+    shape, strides = _sizes(args[2]), _sizes(args[3])
+    if len(shape) != len(strides):
+        raise Malformed("a tensor with more sizes than strides, or fewer")
+    storage = args[0]
+    if dtype is None:
+        dtype = storage.dtype
+    elif isinstance(dtype, Global) and dtype.module == "torch":
+        dtype = dtype.name
+    if not isinstance(dtype, str):
+        raise Malformed("a tensor without an element type")
+    if dtype not in BY_TORCH_NAME:
+        return UnusableTensor(f"of element type torch.{dtype}")
+    if args[4:5] == (True,) and not _is_differentiable(dtype):
+        raise Malformed(f"a tensor of {dtype} with gradients")
+    if bits is not None and not isinstance(bits, dict):
+        raise Malformed("a tensor record of the wrong form")
+    flags = bits or {}
+    return TensorRef(
+        storage,
+        dtype,
+        offset,
+        shape,
+        strides,
+        conj=flags.get("conj") is True,
+        neg=flags.get("neg") is True,
+    )
+
+
+def _is_differentiable(dtype: str) -> bool:
+    return BY_TORCH_NAME[dtype].kind in ("float", "float8", "complex")
+
+
+def _tensor_v1(args: Args) -> object:
+    if len(args) != 4:
+        raise Malformed("a tensor record of the wrong form")
+    return _tensor(args, None)
+
+
+def _tensor_v2(args: Args) -> object:
+    if len(args) not in (6, 7) or type(args[4]) is not bool:
+        raise Malformed("a tensor record of the wrong form")
+    return _tensor(args, None, args[6] if len(args) > 6 else None)
+
+
+def _tensor_v3(args: Args) -> object:
+    if len(args) not in (7, 8) or type(args[4]) is not bool:
+        raise Malformed("a tensor record of the wrong form")
+    return _tensor(args, args[6], args[7] if len(args) > 7 else None)
+
+
+def _parameter(args: Args) -> object:
+    if len(args) not in (3, 4) or not isinstance(args[0], TensorRef | UnusableTensor):
+        raise Malformed("a parameter without a tensor")
+    if type(args[1]) is not bool:
+        raise Malformed("a parameter record of the wrong form")
+    return args[0]
+
+
+def _from_type(args: Args) -> object:
+    # (function, type, its arguments, attributes): a tensor with attributes of its own.
+    if len(args) != 4 or not isinstance(args[1], Global):
+        raise Malformed("a tensor record of the wrong form")
+    if (args[1].module, args[1].name) not in _TENSOR_TYPES:
+        raise Malformed(f"a tensor of type {args[1]}")
+    if not isinstance(args[0], Global) or args[0].module != "torch._utils":
+        raise Malformed("a tensor record within a tensor record")
+    return rebuild(args[0], args[2])
+
+
+def _unusable(kind: str) -> Callable[[Args], object]:
+    return lambda _args: UnusableTensor(kind)
+
+
+def _dictionary(args: Args) -> object:
+    # Python 2 wrote ordered dictionaries as one list of pairs. The list is used up, so that a
+    # small file cannot have it copied a million times.
+    result: dict[object, object] = {}
+    pairs = args[0] if args else []
+    if not isinstance(pairs, list):
+        raise Malformed("a dictionary of something else than pairs")
+    for pair in pairs:
+        if not (isinstance(pair, list | tuple) and len(pair) == 2 and is_key(pair[0])):
+            raise Malformed("a dictionary of something else than pairs")
+        result[pair[0]] = pair[1]
+    pairs.clear()
+    return result
+
+
+def _counter(args: Args) -> object:
+    return args[0] if args and isinstance(args[0], dict) else {}
+
+
+def _size(args: Args) -> object:
+    return _sizes(args[0]) if args else ()
+
+
+def _collection(args: Args) -> object:
+    return args[0] if args and isinstance(args[0], list) else []
+
+
+def _opaque(_args: Args) -> object:
+    return None
+
+
+_REBUILDERS: dict[tuple[str, str], Callable[[Args], object]] = {
+    ("torch._utils", "_rebuild_tensor"): _tensor_v1,
+    ("torch._utils", "_rebuild_tensor_v2"): _tensor_v2,
+    ("torch._utils", "_rebuild_tensor_v3"): _tensor_v3,
+    ("torch._utils", "_rebuild_parameter"): _parameter,
+    ("torch._utils", "_rebuild_parameter_with_state"): _parameter,
+    ("torch._tensor", "_rebuild_from_type_v2"): _from_type,
+    ("torch._utils", "_rebuild_sparse_tensor"): _unusable("sparse"),
+    ("torch._utils", "_rebuild_sparse_csr_tensor"): _unusable("sparse"),
+    ("torch._utils", "_rebuild_qtensor"): _unusable("quantised"),
+    ("torch._utils", "_rebuild_nested_tensor"): _unusable("nested"),
+    ("torch._utils", "_rebuild_meta_tensor_no_storage"): _unusable("without values (meta)"),
+    ("torch", "Size"): _size,
+    ("torch", "device"): _opaque,
+    ("torch.serialization", "_get_layout"): _opaque,
+    ("collections", "OrderedDict"): _dictionary,
+    ("collections", "Counter"): _counter,
+    ("collections", "defaultdict"): lambda _args: {},
+    ("builtins", "set"): _collection,
+    ("builtins", "frozenset"): _collection,
+    ("builtins", "bytearray"): _opaque,
+    ("builtins", "complex"): _opaque,
+    ("builtins", "list"): _collection,
+    ("builtins", "dict"): lambda _args: {},
+    ("builtins", "int"): _opaque,
+    ("builtins", "float"): _opaque,
+    ("_codecs", "encode"): _opaque,
+}

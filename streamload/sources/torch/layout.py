@@ -1,0 +1,173 @@
+"""From a pickled tensor record to bytes of a file: extents, strides, and the values themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from streamload.core.dtypes import BY_NAME, BY_TORCH_NAME
+from streamload.core.errors import CheckpointError
+from streamload.core.specs import Extent, Shape, TensorSpec, contiguous_strides, numel
+from streamload.sources.torch.records import StorageRef, TensorRef
+
+if TYPE_CHECKING:
+    import torch
+
+    from streamload.sources.files import OpenFile
+
+__all__ = ["Region", "StoredTensor", "place", "read_values"]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Where the bytes of one storage are in its file.
+
+    ``checksum`` is their CRC-32 as the writer noted it; 0 if it did not.
+    """
+
+    offset: int
+    nbytes: int
+    checksum: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor's spec and how its values come out of the storage.
+
+    Attributes:
+        spec: as listed in the catalog.
+        span: the storage's bytes from the first to the last element, holes included.
+        strides: in elements, within the span.
+        conj, neg: the values are the conjugate, or the negative, of the stored ones.
+        swapped: the bytes of each element are in big-endian order.
+    """
+
+    spec: TensorSpec
+    span: Extent
+    strides: Shape
+    conj: bool = False
+    neg: bool = False
+    swapped: bool = False
+
+    def renamed(self, name: str) -> StoredTensor:
+        """The same tensor, listed under another name."""
+        return replace(self, spec=replace(self.spec, name=name))
+
+
+def place(
+    name: str,
+    record: TensorRef,
+    regions: Mapping[str, Region],
+    *,
+    path: str,
+    big_endian: bool = False,
+) -> StoredTensor:
+    """Where tensor ``name`` lies in the file at ``path``.
+
+    ``regions`` has the storages by key. Tensors that are dense in memory get an extent that can
+    be read in blocks; others (expanded, sliced with steps, conjugated) only a span.
+
+    Raises:
+        CheckpointError: the storage is absent, or the tensor reaches out of it.
+    """
+    region = regions.get(record.storage.key)
+    dtype = BY_TORCH_NAME[record.dtype]
+    _check_storage(name, record.storage, region, path=path)
+    assert region is not None
+    count = numel(record.shape)
+    if count * dtype.itemsize >= 1 << 63:
+        raise CheckpointError(f"shape {list(record.shape)} is absurd", path=path, tensor=name)
+    reach = _reach(record.shape, record.strides)
+    first = record.storage.start * record.storage.itemsize + record.offset * dtype.itemsize
+    span_bytes = reach * dtype.itemsize
+    if count and first + span_bytes > region.nbytes:
+        raise CheckpointError(
+            f"shape {list(record.shape)} with strides {list(record.strides)} from byte {first} "
+            f"ends at byte {first + span_bytes}, but its storage {record.storage.key!r} has "
+            f"{region.nbytes} bytes",
+            path=path,
+            tensor=name,
+        )
+    span = Extent(path, region.offset + (first if count else 0), span_bytes if count else 0)
+    plain = contiguous_strides(record.shape)
+    dense = count == 0 or (reach == count and _is_dense(record.shape, record.strides))
+    row_major = count == 0 or all(
+        size == 1 or have == want
+        for size, have, want in zip(record.shape, record.strides, plain, strict=True)
+    )
+    swapped = big_endian and dtype.itemsize > 1
+    whole = dense and not (record.conj or record.neg or swapped)
+    spec = TensorSpec(
+        name=name,
+        dtype=dtype.name,
+        shape=record.shape,
+        file=path,
+        extent=span if whole else None,
+        strides=record.strides if whole and not row_major else None,
+    )
+    strides = plain if row_major else record.strides
+    return StoredTensor(spec, span, strides, record.conj, record.neg, swapped)
+
+
+def read_values(file: OpenFile, stored: StoredTensor) -> torch.Tensor:
+    """The tensor's values, contiguous, in memory of their own.
+
+    Raises:
+        ReadError: reading failed.
+    """
+    import torch
+
+    dtype = BY_NAME[stored.spec.dtype]
+    kind: torch.dtype = getattr(torch, str(dtype.torch_name))
+    shape = stored.spec.shape
+    if stored.span.nbytes == 0:
+        return torch.empty(shape, dtype=kind)
+    raw = torch.empty(stored.span.nbytes, dtype=torch.uint8)
+    file.read_into(stored.span.offset, raw.numpy().data, tensor=stored.spec.name)
+    if stored.swapped:
+        # The two halves of a complex number are swapped each by itself.
+        width = dtype.itemsize // (2 if dtype.kind == "complex" else 1)
+        raw = raw.view(-1, width).flip(1).reshape(-1)
+    values = raw.view(kind)
+    if stored.strides == contiguous_strides(shape) and not (stored.conj or stored.neg):
+        return values.view(shape)
+    values = values.as_strided(shape, stored.strides)
+    if stored.conj:
+        values = values.conj().resolve_conj()
+    if stored.neg:
+        values = -values
+    # A clone of an expanded or stepped view: the span's other elements must not stay alive.
+    return values.clone(memory_format=torch.contiguous_format)
+
+
+def _check_storage(name: str, storage: StorageRef, region: Region | None, *, path: str) -> None:
+    if region is None:
+        raise CheckpointError(
+            f"its storage {storage.key!r} is not in the file", path=path, tensor=name
+        )
+    expected = storage.numel * storage.itemsize
+    if region.nbytes != expected:
+        raise CheckpointError(
+            f"its storage {storage.key!r} has {region.nbytes} bytes, expected {expected} "
+            f"({storage.numel} elements of {storage.dtype})",
+            path=path,
+            tensor=name,
+        )
+
+
+def _reach(shape: Shape, strides: Shape) -> int:
+    """Elements from the first to the last one of a view that is not empty."""
+    return 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+
+
+def _is_dense(shape: Shape, strides: Shape) -> bool:
+    """True if each element of the span belongs to exactly one index."""
+    expected = 1
+    for step, size in sorted(zip(strides, shape, strict=True)):
+        if size == 1:
+            continue
+        if step != expected:
+            return False
+        expected *= size
+    return True

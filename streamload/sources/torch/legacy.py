@@ -1,0 +1,77 @@
+"""The format ``torch.save`` wrote before the zip one: pickles one after the other, then storages.
+
+Layout (``torch.serialization._legacy_save``): a magic number, a protocol version, facts of the
+writing machine, the object, the sorted storage keys; then for each key the number of elements as
+a little-endian int64 and the elements, little-endian too.
+"""
+
+from __future__ import annotations
+
+from streamload.core.errors import CheckpointError
+from streamload.sources.files import OpenFile
+from streamload.sources.torch.layout import Region
+from streamload.sources.torch.pickle_reader import MAX_PICKLE_BYTES, Pickled, Truncated, read_pickle
+from streamload.sources.torch.records import Malformed, shown
+
+__all__ = ["LEGACY_START", "read_legacy"]
+
+LEGACY_START = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+_FIRST_WINDOW_BYTES = 256 << 10
+_PROTOCOL_VERSION = 1001
+
+
+def read_legacy(file: OpenFile) -> tuple[Pickled, dict[str, Region]]:
+    """The pickled object and where each storage that a tensor uses lies.
+
+    Raises:
+        CheckpointError: the file ends early.
+        Malformed: the pickles are damaged, or name what may not be read.
+    """
+    window = _FIRST_WINDOW_BYTES
+    while True:
+        data = file.read(0, min(window, file.size_bytes))
+        try:
+            root, keys = _read_pickles(data)
+            break
+        except Truncated:
+            if window >= min(file.size_bytes, MAX_PICKLE_BYTES):
+                raise
+            window *= 4
+    return root, _find_storages(file, root, keys)
+
+
+def _read_pickles(data: bytes) -> tuple[Pickled, Pickled]:
+    version = read_pickle(data, len(LEGACY_START))
+    if version.value != _PROTOCOL_VERSION:
+        raise Malformed(f"protocol version {shown(version.value)}, expected {_PROTOCOL_VERSION}")
+    machine = read_pickle(data, version.end)
+    root = read_pickle(data, machine.end, legacy=True)
+    return root, read_pickle(data, root.end)
+
+
+def _find_storages(file: OpenFile, root: Pickled, keys: Pickled) -> dict[str, Region]:
+    names = keys.value if isinstance(keys.value, list) else []
+    if not all(isinstance(name, str) for name in names) or set(names) != set(root.storages):
+        raise Malformed("the list of storages does not fit the tensors")
+    regions: dict[str, Region] = {}
+    position = keys.end
+    for key in names:
+        ref = root.storages[key]
+        if position + 8 > file.size_bytes:
+            raise _cut(file, position + 8)
+        count = int.from_bytes(file.read(position, 8), "little", signed=True)
+        if count != ref.numel:
+            raise Malformed(f"the storage {key!r} has {count} elements, expected {ref.numel}")
+        region = Region(position + 8, count * ref.itemsize)
+        position = region.offset + region.nbytes
+        if position > file.size_bytes:
+            raise _cut(file, position)
+        regions[key] = region
+    return regions
+
+
+def _cut(file: OpenFile, expected: int) -> CheckpointError:
+    return CheckpointError(
+        f"was cut short: expected at least {expected} bytes, found {file.size_bytes}",
+        path=file.path,
+    )

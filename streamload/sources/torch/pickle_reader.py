@@ -1,0 +1,330 @@
+"""A pickle reader that cannot run anything: opcodes to plain containers and inert records.
+
+The opcodes are those of Python's ``pickletools`` for the binary protocols, as ``torch.save``
+writes them. There is no import, no attribute access and no call in here, whatever the file says;
+every size is bounded by the bytes that are really there.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from streamload.sources.torch.globals import is_known, rebuild, storage_of
+from streamload.sources.torch.records import (
+    Global,
+    Malformed,
+    StorageRef,
+    TensorRef,
+    is_key,
+    shown,
+)
+
+__all__ = ["MAX_PICKLE_BYTES", "Pickled", "RefusedGlobal", "Truncated", "read_pickle"]
+
+# A tensor takes about 150 bytes and 40 opcodes: room for several hundred thousand tensors.
+MAX_PICKLE_BYTES = 64 << 20
+_MAX_OPCODES = 16_000_000
+
+
+class Truncated(Malformed):
+    """The bytes end before the pickle does."""
+
+
+class RefusedGlobal(Malformed):
+    """The pickle names a class or function that is not read; ``name`` says which."""
+
+    def __init__(self, name: Global) -> None:
+        super().__init__(f"it holds an object of {shown(name)}")
+        self.name = name
+
+
+@dataclass(frozen=True, slots=True)
+class Pickled:
+    """What a pickle holds.
+
+    Attributes:
+        value: the object, of plain containers and inert records.
+        end: position after the pickle.
+        storages: every storage it names, by key.
+        tensors: every strided tensor it describes, wherever it is.
+    """
+
+    value: object
+    end: int
+    storages: Mapping[str, StorageRef]
+    tensors: Sequence[TensorRef]
+
+
+def read_pickle(data: bytes, start: int = 0, *, legacy: bool = False) -> Pickled:
+    """The object pickled at ``data[start:]``; ``legacy`` of the format before the zip one.
+
+    Raises:
+        Malformed: damaged (Truncated: too short), or it names what may not be read
+            (RefusedGlobal).
+    """
+    machine = _Machine(data, start, legacy)
+    try:
+        result = machine.run()
+    except (IndexError, KeyError) as error:
+        raise Malformed("an opcode finds nothing on the stack or in the memo") from error
+    except UnicodeDecodeError as error:
+        raise Malformed("text that is not UTF-8") from error
+    return Pickled(result, machine.position, machine.storages, machine.tensors)
+
+
+class _Machine:
+    def __init__(self, data: bytes, start: int, legacy: bool) -> None:
+        self.legacy = legacy
+        self.data = data
+        self.position = start
+        self.stack: list[object] = []
+        # Stacks below the marks: nothing reaches through a mark.
+        self.marks: list[list[object]] = []
+        self.memo: dict[int, object] = {}
+        self.storages: dict[str, StorageRef] = {}
+        self.tensors: list[TensorRef] = []
+
+    def run(self) -> object:
+        data, stop, count = self.data, len(self.data), 0
+        while self.position < stop:
+            opcode = data[self.position]
+            self.position += 1
+            if opcode == 0x2E:  # STOP
+                return self.result()
+            action = _ACTIONS.get(opcode)
+            if action is None:
+                raise Malformed(f"the pickle opcode {opcode:#04x}, which torch.save does not write")
+            action(self)
+            count += 1
+            if count > _MAX_OPCODES:
+                raise Malformed(f"more than {_MAX_OPCODES} opcodes")
+        raise Truncated("it ends early")
+
+    def result(self) -> object:
+        if len(self.stack) != 1 or self.marks:
+            raise Malformed("it ends with more or less than one object")
+        return self.stack[0]
+
+    def mark(self) -> None:
+        self.marks.append(self.stack)
+        self.stack = []
+
+    def take(self, count: int) -> bytes:
+        end = self.position + count
+        if end > len(self.data):
+            raise Truncated("it ends early")
+        part = self.data[self.position : end]
+        self.position = end
+        return part
+
+    def frame(self) -> None:
+        if self.number(8) > len(self.data) - self.position:
+            raise Truncated("it ends early")
+
+    def number(self, count: int) -> int:
+        return int.from_bytes(self.take(count), "little")
+
+    def text(self, count: int) -> str:
+        return self.take(count).decode("utf-8", "surrogatepass")
+
+    def line(self) -> str:
+        end = self.data.find(b"\n", self.position)
+        if end < 0:
+            raise Truncated("it ends early")
+        part = self.data[self.position : end].decode("utf-8")
+        self.position = end + 1
+        return part
+
+    def items(self) -> list[object]:
+        part, self.stack = self.stack, self.marks.pop()
+        return part
+
+    def push_global(self, module: object, name: object) -> None:
+        if not isinstance(module, str) or not isinstance(name, str):
+            raise Malformed("a global without a name")
+        # Protocol 2 writes the module names of Python 2.
+        found = Global("builtins" if module == "__builtin__" else module, name)
+        if not is_known(found):
+            raise RefusedGlobal(found)
+        self.stack.append(found)
+
+    def extend(self, values: list[object]) -> None:
+        target = self.stack[-1]
+        if not isinstance(target, list):
+            raise Malformed("items for something that is no list")
+        target.extend(values)
+
+    def update(self, target: object, values: list[object]) -> None:
+        if not isinstance(target, dict) or len(values) % 2:
+            raise Malformed("items for something that is no dictionary")
+        for key, value in zip(values[::2], values[1::2], strict=True):
+            if not is_key(key):
+                raise Malformed("a dictionary key that is neither text nor a number")
+            target[key] = value
+
+    def build(self) -> None:
+        # Attributes of an ordered dictionary (a state dict's _metadata): not needed.
+        self.stack.pop()
+        if not isinstance(self.stack[-1], dict):
+            raise Malformed("attributes for something that is no dictionary")
+
+    def load_storage(self) -> None:
+        ref = storage_of(self.stack.pop(), legacy=self.legacy)
+        first = self.storages.setdefault(ref.key, ref)
+        if (first.dtype, first.numel) != (ref.dtype, ref.numel):
+            raise Malformed(f"two descriptions of the storage {ref.key!r}")
+        self.stack.append(ref)
+
+    def call(self) -> None:
+        args = self.stack.pop()
+        made = rebuild(self.stack[-1], args)
+        if isinstance(made, TensorRef):
+            self.tensors.append(made)
+        self.stack[-1] = made
+
+
+Action = Callable[[_Machine], object]
+
+
+def _push(value: object) -> Action:
+    return lambda m: m.stack.append(value)
+
+
+def _int(count: int, *, signed: bool = False) -> Action:
+    return lambda m: m.stack.append(int.from_bytes(m.take(count), "little", signed=signed))
+
+
+def _long(count: int) -> Action:
+    return lambda m: m.stack.append(int.from_bytes(m.take(m.number(count)), "little", signed=True))
+
+
+def _text(count: int) -> Action:
+    return lambda m: m.stack.append(m.text(m.number(count)))
+
+
+def _bytes(count: int) -> Action:
+    return lambda m: m.stack.append(m.take(m.number(count)))
+
+
+def _put(count: int) -> Action:
+    return lambda m: m.memo.__setitem__(m.number(count), m.stack[-1])
+
+
+def _get(count: int) -> Action:
+    return lambda m: m.stack.append(m.memo[m.number(count)])
+
+
+def _tuple(count: int) -> Action:
+    def action(m: _Machine) -> None:
+        if len(m.stack) < count:
+            raise Malformed("an opcode finds nothing on the stack")
+        m.stack[-count:] = [tuple(m.stack[-count:])]
+
+    return action
+
+
+def _dict_from_mark(m: _Machine) -> None:
+    values, target = m.items(), dict[object, object]()
+    m.update(target, values)
+    m.stack.append(target)
+
+
+def _append_items(m: _Machine) -> None:
+    values = m.items()
+    m.extend(values)
+
+
+def _list_from_mark(m: _Machine) -> None:
+    values = m.items()
+    m.stack.append(values)
+
+
+def _tuple_from_mark(m: _Machine) -> None:
+    values = m.items()
+    m.stack.append(tuple(values))
+
+
+def _set_item(m: _Machine) -> None:
+    value, key = m.stack.pop(), m.stack.pop()
+    m.update(m.stack[-1], [key, value])
+
+
+def _set_items(m: _Machine) -> None:
+    values = m.items()
+    m.update(m.stack[-1], values)
+
+
+def _append(m: _Machine) -> None:
+    value = m.stack.pop()
+    m.extend([value])
+
+
+def _new_object(m: _Machine) -> None:
+    m.call()  # cls.__new__(cls, *args): the same record as cls(*args)
+
+
+def _stack_global(m: _Machine) -> None:
+    name, module = m.stack.pop(), m.stack.pop()
+    m.push_global(module, name)
+
+
+def _instance(m: _Machine) -> None:
+    m.push_global(m.line(), m.line())
+    raise Malformed("an object of the oldest pickle protocol")
+
+
+_ACTIONS: dict[int, Action] = {
+    ord("("): _Machine.mark,
+    ord("0"): lambda m: m.stack.pop(),
+    ord("1"): lambda m: m.items(),
+    ord("2"): lambda m: m.stack.append(m.stack[-1]),
+    ord("J"): _int(4, signed=True),
+    ord("K"): _int(1),
+    ord("M"): _int(2),
+    ord("N"): _push(None),
+    ord("Q"): _Machine.load_storage,
+    ord("R"): _Machine.call,
+    ord("T"): _text(4),
+    ord("U"): _text(1),
+    ord("X"): _text(4),
+    ord("a"): _append,
+    ord("b"): _Machine.build,
+    ord("c"): lambda m: m.push_global(m.line(), m.line()),
+    ord("d"): _dict_from_mark,
+    ord("}"): lambda m: m.stack.append({}),
+    ord("e"): _append_items,
+    ord("h"): _get(1),
+    ord("i"): _instance,
+    ord("j"): _get(4),
+    ord("l"): _list_from_mark,
+    ord("]"): lambda m: m.stack.append([]),
+    ord("q"): _put(1),
+    ord("r"): _put(4),
+    ord("s"): _set_item,
+    ord("t"): _tuple_from_mark,
+    ord(")"): _push(()),
+    ord("u"): _set_items,
+    ord("G"): lambda m: m.stack.append(struct.unpack(">d", m.take(8))[0]),
+    ord("B"): _bytes(4),
+    ord("C"): _bytes(1),
+    0x80: lambda m: m.take(1),  # PROTO
+    0x81: _new_object,
+    0x85: _tuple(1),
+    0x86: _tuple(2),
+    0x87: _tuple(3),
+    0x88: _push(True),
+    0x89: _push(False),
+    0x8A: _long(1),
+    0x8B: _long(4),
+    0x8C: _text(1),
+    0x8D: _text(8),
+    0x8E: _bytes(8),
+    0x8F: lambda m: m.stack.append([]),  # EMPTY_SET: a list will do
+    0x90: _append_items,  # ADDITEMS
+    0x91: _list_from_mark,  # FROZENSET
+    0x93: _stack_global,
+    0x94: lambda m: m.memo.__setitem__(len(m.memo), m.stack[-1]),
+    0x95: _Machine.frame,
+}

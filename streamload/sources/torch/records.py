@@ -1,0 +1,91 @@
+"""Inert records for what a torch pickle holds; nothing in here has an effect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streamload.core.dtypes import BY_TORCH_NAME
+from streamload.core.specs import Shape
+
+__all__ = ["Global", "Malformed", "StorageRef", "TensorRef", "UnusableTensor", "is_key", "shown"]
+
+_MAX_SHOWN = 200
+
+
+class Malformed(Exception):  # noqa: N818  # never leaves the sources: translated with the path
+    """The pickle contradicts itself or uses something that is not allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Global:
+    """A name the pickle mentions: ``module.name``, not the thing itself."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class StorageRef:
+    """A run of stored elements.
+
+    Attributes:
+        key: names the record that holds the bytes.
+        dtype: torch's name of the element type (``"uint8"`` for untyped storages).
+        numel: elements in the record.
+        start: first element, for the views of the format before zip.
+    """
+
+    key: str
+    dtype: str
+    numel: int
+    start: int = 0
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        known = BY_TORCH_NAME.get(self.dtype)
+        return known.itemsize if known else (4 if self.dtype == "qint32" else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRef:
+    """A strided view of a storage; all numbers are elements of ``dtype``."""
+
+    storage: StorageRef
+    dtype: str
+    offset: int
+    shape: Shape
+    strides: Shape
+    conj: bool = False
+    neg: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UnusableTensor:
+    """A tensor of a kind that is recognised but not read."""
+
+    kind: str
+
+
+def is_key(value: object) -> bool:
+    """True for what may be a dictionary key here: hashing it cannot run or recurse far."""
+    if isinstance(value, tuple):
+        return len(value) < 16 and all(_is_scalar(part) for part in value)
+    return _is_scalar(value)
+
+
+def _is_scalar(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float | bytes | Global)
+
+
+def shown(value: object) -> str:
+    """A key or another small value for a message: short, whatever the file holds."""
+    if isinstance(value, int) and abs(value) >= 1 << 64:
+        return "a huge number"
+    if not _is_scalar(value):
+        return f"a {type(value).__name__}"
+    text = str(value) if isinstance(value, Global) else repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -1,0 +1,255 @@
+"""Files of ``torch.save`` (``.pt``, ``.bin``, ``.pth``), one or several, read in blocks.
+
+The pickle inside is read by ``torch_pickle``, which cannot run anything; torch itself is needed
+only for values. Both formats are known: the zip one, and the one before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from streamload.core.errors import CheckpointError, printable
+from streamload.core.specs import Catalog, Extent
+from streamload.sources.files import BlockSource, OpenFile
+from streamload.sources.torch.archive import Archive, read_archive
+from streamload.sources.torch.layout import Region, StoredTensor, place, read_values
+from streamload.sources.torch.legacy import LEGACY_START, read_legacy
+from streamload.sources.torch.pickle_reader import (
+    MAX_PICKLE_BYTES,
+    Pickled,
+    RefusedGlobal,
+    Truncated,
+    read_pickle,
+)
+from streamload.sources.torch.records import Malformed, shown
+from streamload.sources.torch.tree import find_weights
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["TorchFile", "TorchSource", "open_torch", "read_torch_file"]
+
+_SNIFFED_BYTES = 512
+# caffe2/serialize/versions.h: what torch reads, and where it is noted.
+_LAST_VERSION = 10
+_VERSION_RECORDS = (b".data/version", b"version")
+
+
+@dataclass(frozen=True, slots=True)
+class TorchFile:
+    """One open file and the tensors of its state dict, in the state dict's order.
+
+    ``checksums``: the CRC-32 of each storage that has one, not compared with the bytes yet.
+    """
+
+    file: OpenFile
+    tensors: Mapping[str, StoredTensor]
+    notices: tuple[str, ...]
+    checksums: Mapping[Extent, int]
+
+
+class TorchSource(BlockSource):
+    """Tensors of one or several torch files; ``open_torch`` makes it.
+
+    Attributes:
+        checksums: CRC-32 of each storage of a zip archive as its writer noted it. Reading does
+            not compare them; a byte that flipped on the disk shows only there.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        parts: Sequence[TorchFile],
+        *,
+        tensors: Mapping[str, StoredTensor],
+        notices: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(path, [part.file for part in parts])
+        self._stored = dict(tensors)
+        self.checksums = {extent: crc for part in parts for extent, crc in part.checksums.items()}
+        self.catalog = Catalog(
+            {name: stored.spec for name, stored in self._stored.items()},
+            notices=(*(notice for part in parts for notice in part.notices), *notices),
+        )
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The values, contiguous and in memory of their own; see Source."""
+        stored = self._stored[name]
+        return read_values(self._files[stored.spec.file], stored)
+
+
+def open_torch(paths: Sequence[str], *, given: str) -> TorchSource:
+    """Open torch files as one checkpoint; only their headers are read.
+
+    ``given`` is the path the user named, for messages. The tensors stand in the order of the
+    files and of the state dicts in them.
+
+    Raises:
+        CheckpointError: a file cannot be used, or two files have a tensor of the same name.
+    """
+    tensors: dict[str, StoredTensor] = {}
+    parts: list[TorchFile] = []
+    with ExitStack() as opened:
+        for path in paths:
+            file = OpenFile(path)
+            opened.callback(file.close)
+            part = read_torch_file(file)
+            _check_names(tensors, part)
+            tensors.update(part.tensors)
+            parts.append(part)
+        source = TorchSource(given, parts, tensors=tensors)
+        opened.pop_all()
+    return source
+
+
+def read_torch_file(file: OpenFile) -> TorchFile:
+    """The tensors of one file; reads the pickle and the directory, no values.
+
+    Raises:
+        CheckpointError: not a torch file, cut or damaged, holds something that is not read, or
+            no state dict can be made out.
+    """
+    start = file.read(0, min(_SNIFFED_BYTES, file.size_bytes))
+    legacy = start.startswith(LEGACY_START)
+    if not legacy and not start.startswith(b"PK\3\4"):
+        raise CheckpointError(_what_else(start), path=file.path)
+    try:
+        pickled, regions, big_endian = _read_old(file) if legacy else _read_zip(file)
+    except RefusedGlobal as error:
+        raise CheckpointError(
+            f"{error}, a class or function that is not loaded from a file: it could run "
+            f"code. Save the tensors by themselves: torch.save(model.state_dict(), ...)",
+            path=file.path,
+        ) from error
+    except Truncated as error:
+        raise CheckpointError(f"was cut short: {error}", path=file.path) from error
+    except Malformed as error:
+        raise CheckpointError(f"damaged pickle: {error}", path=file.path) from error
+    weights = find_weights(pickled.value, path=file.path)
+    tensors = {
+        name: place(name, record, regions, path=file.path, big_endian=big_endian)
+        for name, record in weights.tensors.items()
+    }
+    _check_unused(pickled, set(map(id, weights.tensors.values())), regions, path=file.path)
+    notices = weights.notices
+    if legacy:
+        notices = (
+            *notices,
+            f"{printable(file.path)}: in torch's format from before zip: read in blocks, "
+            f"not memory-mapped",
+        )
+    checksums = {
+        Extent(file.path, region.offset, region.nbytes): region.checksum
+        for region in regions.values()
+        if region.checksum
+    }
+    return TorchFile(file, tensors, notices, checksums)
+
+
+def _read_old(file: OpenFile) -> tuple[Pickled, Mapping[str, Region], bool]:
+    root, regions = read_legacy(file)
+    return root, regions, False
+
+
+def _read_zip(file: OpenFile) -> tuple[Pickled, Mapping[str, Region], bool]:
+    archive = read_archive(file)
+    folder = _torch_folder(archive)
+    # All of them, as torch does: a damaged directory may have hidden what it no longer lists.
+    places = {record.name: archive.locate(record) for record in archive.records.values()}
+    order = archive.records.get(folder + b"byteorder")
+    mark = b"little" if order is None else archive.read(order, max_bytes=16)
+    if mark not in (b"little", b"big"):
+        raise CheckpointError(f"has the unknown byte order {mark!r}", path=file.path)
+    data = archive.read(archive.records[folder + b"data.pkl"], max_bytes=MAX_PICKLE_BYTES)
+    pickled = read_pickle(data)
+    _check_version(archive, folder)
+    regions: dict[str, Region] = {}
+    for key in pickled.storages:
+        record = archive.records.get(folder + b"data/" + key.encode("utf-8", "surrogatepass"))
+        if record is not None:
+            regions[key] = Region(places[record.name], record.nbytes, record.checksum)
+    return pickled, regions, mark == b"big"
+
+
+def _check_version(archive: Archive, folder: bytes) -> None:
+    """Refuse an archive without the number of its format, or with one that does not exist yet."""
+    name = next((n for n in _VERSION_RECORDS if folder + n in archive.records), None)
+    text = b"" if name is None else archive.read(archive.records[folder + name], max_bytes=64)
+    if not text.strip().isdigit() or not 1 <= int(text) <= _LAST_VERSION:
+        raise CheckpointError(
+            f"its record 'version' holds {text!r}, expected a number up to {_LAST_VERSION}",
+            path=archive.file.path,
+        )
+
+
+def _check_unused(
+    pickled: Pickled, used: set[int], regions: Mapping[str, Region], *, path: str
+) -> None:
+    """Refuse contradictions beside the weights too: a file that holds one is damaged.
+
+    ``used`` has the ids of the tensors that were looked at already.
+    """
+    for tensor in pickled.tensors:
+        if id(tensor) not in used:
+            place("(beside the weights)", tensor, regions, path=path)
+    for key, ref in pickled.storages.items():
+        region = regions.get(key)
+        if region is None or region.nbytes != ref.numel * ref.itemsize:
+            have = "is not there" if region is None else f"has {region.nbytes} bytes"
+            raise CheckpointError(
+                f"the storage {shown(key)} {have}, expected {ref.numel} elements of {ref.dtype}",
+                path=path,
+            )
+
+
+def _torch_folder(archive: Archive) -> bytes:
+    """The one folder of the archive that holds ``data.pkl``, with its slash."""
+    path = archive.file.path
+    names = [n for n in archive.records if n.count(b"/") == 1 and n.endswith(b"/data.pkl")]
+    if len(names) != 1:
+        inside = sorted(archive.records)[:3]
+        shown = ", ".join(printable(name) for name in inside) or "nothing"
+        raise CheckpointError(
+            f"is a zip archive, but not one that torch.save wrote (it holds {shown})", path=path
+        )
+    folder = names[0].removesuffix(b"data.pkl")
+    if not all(name.startswith(folder) for name in archive.records):
+        raise CheckpointError(
+            "damaged zip archive: not all of its records are in one folder", path=path
+        )
+    if folder + b"constants.pkl" in archive.records:
+        raise CheckpointError(
+            "is a TorchScript archive: a program with its weights, which is not run; save "
+            "its state_dict() with torch.save",
+            path=path,
+        )
+    return folder
+
+
+def _check_names(tensors: Mapping[str, StoredTensor], part: TorchFile) -> None:
+    problems = tuple(
+        f"tensor {name!r} is in {printable(tensors[name].spec.file)} and in "
+        f"{printable(part.file.path)}"
+        for name in part.tensors
+        if name in tensors
+    )
+    if problems:
+        raise CheckpointError("; ".join(problems[:8]), path=part.file.path, problems=problems)
+
+
+def _what_else(start: bytes) -> str:
+    text = start.lstrip().lower()
+    if not start:
+        return "is empty (0 bytes)"
+    if start.startswith(b"version https://git-lfs"):
+        return "is a git-lfs pointer, not the file it stands for: fetch it with `git lfs pull`"
+    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
+        return "is a web page, not a checkpoint: the download went wrong"
+    if start[8:9] == b"{":
+        return "holds safetensors data, not what torch.save writes"
+    if start.startswith(b"\x80") and start[1:2] <= b"\x05":
+        return "is a plain pickle, not what torch.save writes; plain pickles are not read"
+    return "is not a file that torch.save wrote (neither zip nor the format before it)"

@@ -1,0 +1,1 @@
+"""The machine: memory, control groups, pages, threads, the garbage collector."""

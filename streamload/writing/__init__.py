@@ -1,1 +1,0 @@
-"""Writes checkpoints: file layouts, atomic replacement, and the pipeline that fills them."""

@@ -1,0 +1,123 @@
+"""``streamload plan``: everything before a byte moves."""
+
+import json
+import shutil
+
+import pytest
+
+from streamload.cli.render.advice import slow_notes, smaller_ways
+from streamload.core.report import LoadedTensor, LoadReport, MemoryReport
+from streamload.synthesis import synthesize
+
+
+@pytest.fixture
+def misfit(tiny, tmp_path):
+    """The tiny checkpoint beside a config with another vocabulary and one more block."""
+    folder = tmp_path / "misfit"
+    shutil.copytree(tiny, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"vocab_size": 300, "n_layer": 3}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_good_plan(run, tiny):
+    result = run("plan", tiny, "--dtype", "bfloat16")
+    assert result.exit_code == 0
+    assert "missing=0 unexpected=0 shape_mismatch=0" in result.stdout
+    assert "\nneeds " in result.stdout
+    assert " available (" in result.stdout
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["blocks.0…blocks.1", "\N{MULTIPLICATION SIGN}2"] in lines
+    row = next(line for line in lines if line[:1] == ["attn.qkv.weight"])
+    assert row == [
+        *("attn.qkv.weight", "←", "h.N.attn.c_attn.weight", "[192,", "64]"),
+        *("float32", "→", "bfloat16", "transpose"),
+    ]
+    assert "ignored: 2 stored tensors" in result.stdout
+    assert "this load would be done" in result.stdout
+
+
+def test_a_good_plan_as_json(run, tiny):
+    report = json.loads(run("plan", tiny, "--json", "--layers", "1").stdout)
+    assert report["ok"] is True
+    assert report["memory"]["needed_bytes"] > 0
+    assert {"loaded", "missing", "unexpected", "tied", "ignored"} <= report.keys()
+
+
+def test_arrows_do_not_fail_on_a_code_page(spawn, tiny):
+    done = spawn("plan", tiny, env={"PYTHONIOENCODING": "cp1252"}, errors="replace")
+    assert done.returncode == 0, done.stderr
+    assert "\\u2190 h.N.attn" in done.stdout
+
+
+def test_a_misfit_is_listed_in_full_and_1(run, misfit):
+    result = run("plan", misfit)
+    assert result.exit_code == 1
+    assert "missing (12):" in result.stdout
+    assert "blocks.2.attn.qkv.weight" in result.stdout
+    assert "shape mismatch (1):" in result.stdout
+    assert "[320, 64]" in result.stdout
+    assert "would be refused" in result.stdout
+    report = json.loads(run("plan", misfit, "--json").stdout)
+    assert report["ok"] is False
+    assert len(report["missing"]) == 12
+    assert report["shape_mismatch"][0]["stored_shape"] == [320, 64]
+
+
+def test_what_does_not_fit_in_memory_is_3(run, tmp_path, monkeypatch):
+    import streamload.loading.calls as loading
+
+    synthesize("gpt2-tiny", tmp_path)
+    made = loading.plan_checkpoint(tmp_path)
+    small = MemoryReport(needed_bytes=1 << 40, available_bytes=1 << 30, limit="cgroup")
+    made = type("Plan", (), {"report": _with_memory(made.report, small)})
+    monkeypatch.setattr(loading, "plan_checkpoint", lambda *_, **__: made)
+    result = run("plan", tmp_path)
+    assert result.exit_code == 3
+    assert "needs 1024.00 GiB, 1.00 GiB available (cgroup limit)" in result.stdout
+    assert "would fit: --mode map" in result.stdout
+    assert json.loads(run("plan", tmp_path, "--json").stdout)["ok"] is False
+    assert run("plan", tmp_path, "--no-check-memory").exit_code == 0
+
+
+def _with_memory(report, memory):
+    from dataclasses import replace
+
+    return replace(report, memory=memory)
+
+
+def report_of(dtype, needed=4 << 30, available=3 << 30, **changes):
+    entry = LoadedTensor(("a",), "a", "float32", dtype, (2, 2), "transpose")
+    memory = MemoryReport(needed_bytes=needed, available_bytes=available)
+    return LoadReport(loaded=(entry,), memory=memory, **changes)
+
+
+def test_smaller_ways():
+    assert smaller_ways(report_of("float32")) == [
+        "--dtype bfloat16 (about 2.00 GiB)",
+        "--mode map (views of the file; works for files larger than memory)",
+        "--layers with about 75% of the blocks",
+    ]
+    assert not any("bfloat16" in way for way in smaller_ways(report_of("bfloat16")))
+    assert not any("map" in way for way in smaller_ways(report_of("float32", mode="map")))
+
+
+def test_slow_notes(monkeypatch):
+    monkeypatch.setattr("streamload.cli.render.advice._cpu_computes_bfloat16", lambda: False)
+    monkeypatch.setattr("streamload.cli.render.advice._file_system", lambda _: "nfs4")
+    notes = slow_notes("x", report_of("bfloat16", layout="stored", mode="map"))
+    assert [any(word in note for note in notes) for word in ("instructions", "transposed")] == [
+        True,
+        True,
+    ]
+    assert any("network disk (nfs4)" in note for note in notes)
+    monkeypatch.setattr("streamload.cli.render.advice._file_system", lambda _: "ext4")
+    assert slow_notes("x", report_of("float32")) == []
+
+
+def test_blocks_that_do_not_exist_are_named_and_the_configuration_not_blamed(run, tiny):
+    result = run("plan", tiny, "--layers", "0-99")
+    assert result.exit_code == 1
+    assert "layers 2-99 do not exist: this model has blocks 0 to 1" in result.stderr
+    assert "config.json" not in result.stderr
