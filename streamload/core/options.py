@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from typing_extensions import TypedDict
 
 from streamload.core.dtypes import DType, parse_dtype
-from streamload.planning.records import PlanOptions
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +74,7 @@ class Settings:
     device: str | Mapping[str, str] = "cpu"
     mode: str = "stream"
     layout: str | None = None
-    workers: int = 1
+    workers: int = 2
     chunk_bytes: int = 4 << 20
     strict: bool = True
     layers: frozenset[int] | None = None
@@ -91,24 +90,12 @@ class Settings:
     renumber: bool = False
     expected_layers: int | None = None
 
-    def plan_options(self) -> PlanOptions:
-        """The part that decides what is planned."""
-        return PlanOptions(
-            dtype=self.dtype,
-            device=self.device,
-            mode=self.mode,
-            layout=self.layout,
-            strict=self.strict,
-            layers=self.layers,
-            renumber=self.renumber,
-            prefix=self.prefix,
-            ties=self.ties,
-            overflow=self.overflow,
-            replicas=self.replicas,
-            expected_layers=self.expected_layers,
-            workers=self.workers,
-            chunk_bytes=self.chunk_bytes,
-        )
+    staging_bytes: int = 32 << 20
+
+    @property
+    def stored_order(self) -> bool:
+        """True if transposed weights stay strided, in the file's order of bytes."""
+        return self.layout == "stored" or (self.layout is None and self.mode == "map")
 
 
 _CHOICES = {

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from streamload.core.dtypes import BY_NAME, nbytes_of
 
-__all__ = ["Catalog", "Extent", "Move", "Shape", "TensorSpec", "contiguous_strides"]
+__all__ = ["Catalog", "Extent", "StridedCopy", "Shape", "TensorSpec", "contiguous_strides"]
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -98,11 +98,11 @@ class Catalog(Mapping[str, TensorSpec]):
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class StridedCopy:
     """Which stored elements go where: two strided views of one shape.
 
     ``source`` views the stored tensor's elements in memory order, ``target`` the destination's
-    elements, both as flat runs. Walking a Move backwards is what an export does.
+    elements, both as flat runs. Walking a StridedCopy backwards is what an export does.
     """
 
     stored_name: str

@@ -1,4 +1,4 @@
-"""Cuts the moves of a stored tensor into blocks of bounded size: pure arithmetic.
+"""Cuts the copies of a stored tensor into blocks of bounded size: pure arithmetic.
 
 A Block is a run of stored elements that one worker reads, and where its parts go. Two kinds:
 read and copy straight on (casting), at most ``chunk_bytes``; or, where a part is a transposition,
@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd
 
-from streamload.core.specs import Move, Shape
+from streamload.core.specs import Shape, StridedCopy
 
-__all__ = ["Block", "Part", "cut"]
+__all__ = ["Chunk", "Part", "cut"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Chunk:
     """Stored elements ``start`` to ``stop`` of one tensor, and the copies to make of them.
 
     ``staged``: cast all of it into staging first. ``direct``: the part is one contiguous run on
@@ -46,88 +46,88 @@ class Block:
 
 
 def cut(
-    moves: Sequence[tuple[int, Move]],
+    copies: Sequence[tuple[int, StridedCopy]],
     *,
     itemsize: int,
     chunk_bytes: int,
     staging_bytes: int,
     staged_itemsize: int,
-) -> Iterator[Block]:
-    """Blocks that together carry out ``moves`` of one stored tensor.
+) -> Iterator[Chunk]:
+    """Blocks that together carry out ``copies`` of one stored tensor.
 
     Args:
-        moves: (number of the target, move); all of the same stored tensor.
+        copies: (number of the target, move); all of the same stored tensor.
         itemsize: bytes of a stored element.
         staged_itemsize: bytes of a target element.
         chunk_bytes: bound of a block that is copied straight on.
         staging_bytes: bound of a staged panel, in target bytes.
     """
-    name = moves[0][1].stored_name
-    first = min(move.source_offset for _, move in moves)
-    last = max(_end(move) for _, move in moves)
-    if len(moves) == 1 and _is_run(moves[0][1]):
-        yield from _runs(name, *moves[0], max(chunk_bytes // itemsize, 1))
+    name = copies[0][1].stored_name
+    first = min(copy.source_offset for _, copy in copies)
+    last = max(_end(copy) for _, copy in copies)
+    if len(copies) == 1 and _is_run(copies[0][1]):
+        yield from _runs(name, *copies[0], max(chunk_bytes // itemsize, 1))
         return
-    unit = _row_unit(moves, last)
-    staged = any(move.turns for _, move in moves)
+    unit = _row_unit(copies, last)
+    staged = any(copy.turns for _, copy in copies)
     budget = staging_bytes // staged_itemsize if staged else chunk_bytes // itemsize
     step = max(budget // unit, 1) * unit
     start = first // unit * unit
     while start < last:
         stop = min(start + step, last)
         parts = tuple(
-            part for target, move in moves if (part := _part(target, move, start, start + step))
+            part for target, copy in copies if (part := _part(target, copy, start, start + step))
         )
         if parts:
-            yield Block(name, start, stop, parts, staged)
+            yield Chunk(name, start, stop, parts, staged)
         start += step
 
 
-def _runs(name: str, target: int, move: Move, step: int) -> Iterator[Block]:
-    begin, count = move.source_offset, move.shape[0]
+def _runs(name: str, target: int, copy: StridedCopy, step: int) -> Iterator[Chunk]:
+    begin, count = copy.source_offset, copy.shape[0]
     for at in range(0, count, step):
         size = min(step, count - at)
-        part = Part(target, (size,), (1,), 0, (1,), move.target_offset + at)
-        yield Block(name, begin + at, begin + at + size, (part,), direct=True)
+        part = Part(target, (size,), (1,), 0, (1,), copy.target_offset + at)
+        yield Chunk(name, begin + at, begin + at + size, (part,), direct=True)
 
 
-def _is_run(move: Move) -> bool:
-    return move.source_strides == (1,) and move.target_strides == (1,)
+def _is_run(copy: StridedCopy) -> bool:
+    return copy.source_strides == (1,) and copy.target_strides == (1,)
 
 
-def _end(move: Move) -> int:
-    """One past the last stored element the move reads."""
-    spans = zip(move.shape, move.source_strides, strict=True)
-    return move.source_offset + sum((n - 1) * s for n, s in spans) + 1
+def _end(copy: StridedCopy) -> int:
+    """One past the last stored element the copy reads."""
+    spans = zip(copy.shape, copy.source_strides, strict=True)
+    return copy.source_offset + sum((n - 1) * s for n, s in spans) + 1
 
 
-def _row_unit(moves: Sequence[tuple[int, Move]], last: int) -> int:
+def _row_unit(copies: Sequence[tuple[int, StridedCopy]], last: int) -> int:
     """Block borders at multiples of this cut no move inside a row."""
     unit = 1
-    for _, move in moves:
-        stride = move.source_strides[0]
+    for _, copy in copies:
+        stride = copy.source_strides[0]
         unit = unit * stride // gcd(unit, stride)
-    for _, move in moves:
-        stride = move.source_strides[0]
-        inner = zip(move.shape[1:], move.source_strides[1:], strict=True)
+    for _, copy in copies:
+        stride = copy.source_strides[0]
+        inner = zip(copy.shape[1:], copy.source_strides[1:], strict=True)
         span = sum((n - 1) * s for n, s in inner) + 1
-        if move.source_offset % stride + span > stride:
+        if copy.source_offset % stride + span > stride:
             return last  # rows lie across each other: only the whole is a safe block
     return min(unit, last)
 
 
-def _part(target: int, move: Move, start: int, stop: int) -> Part | None:
-    """The rows of ``move`` that begin inside [start, stop)."""
-    stride = move.source_strides[0]
-    low = max(-(-(start - move.source_offset) // stride), 0)
-    high = min(-(-(stop - move.source_offset) // stride), move.shape[0])
+def _part(target: int, copy: StridedCopy, start: int, stop: int) -> Part | None:
+    """The rows of ``copy`` that begin inside [start, stop)."""
+    stride = copy.source_strides[0]
+    low = max(-(-(start - copy.source_offset) // stride), 0)
+    high = min(-(-(stop - copy.source_offset) // stride), copy.shape[0])
     if low >= high:
         return None
     return Part(
         target,
-        (high - low, *move.shape[1:]),
-        move.source_strides,
-        move.source_offset + low * stride - start,
-        move.target_strides,
-        move.target_offset + low * move.target_strides[0],
+        (high - low, *copy.shape[1:]),
+        copy.source_strides,
+        copy.source_offset + low * stride - start,
+        copy.target_strides,
+        copy.target_offset + low * copy.target_strides[0],
     )

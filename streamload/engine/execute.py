@@ -13,10 +13,10 @@ from torch import nn
 from streamload.core.errors import CheckpointError, StreamloadError, note_overwritten, printable
 from streamload.engine.casts import can_overflow
 from streamload.engine.jobs import Job, JobQueue, jobs_of
-from streamload.engine.lanes.base import Lane, Sink
+from streamload.engine.lanes.base import Destination, Lane
 from streamload.engine.on_layer import LayerFeed, OnLayer
 from streamload.engine.reduce import check_agreement, compare, reduce_into
-from streamload.engine.workers import Crew
+from streamload.engine.workers import WorkerPool
 from streamload.planning.records import Plan, PlannedTensor
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
@@ -90,14 +90,14 @@ def execute(
                 if planned.mapped is not None:
                     run.tensors[planned.name] = _mapped(source, planned)
             run.tensors.update({t.name: lane.allocate(t) for t in new})
-            sinks = _stream(plan, source, lane, new, run.tensors, counter, run, release)
-            _report_overflows(plan, new, sinks, run)
+            destinations = _stream(plan, source, lane, new, run.tensors, counter, run, release)
+            _report_overflows(plan, new, destinations, run)
         if plan.options.overflow == "refuse":
             _rehearse(plan, source, lane, old, run, release)
         source.check_unchanged()
         if old:
-            sinks = _stream(plan, source, lane, old, existing or {}, counter, run, release)
-            _report_overflows(plan, old, sinks, run)
+            destinations = _stream(plan, source, lane, old, existing or {}, counter, run, release)
+            _report_overflows(plan, old, destinations, run)
             source.check_unchanged()
         lane.finish()
     except BaseException as error:
@@ -147,7 +147,7 @@ class _Counter:
     def __init__(
         self, plan: Plan, tensors: Sequence[PlannedTensor], progress: Progress | None
     ) -> None:
-        names = {m.stored_name for t in tensors for m in t.moves}
+        names = {m.stored_name for t in tensors for m in t.copies}
         self.total = sum(plan.stored[name].nbytes for name in names)
         self.done = 0
         self._name = ""
@@ -179,38 +179,42 @@ def _stream(
     counter: _Counter,
     run: Execution,
     release: bool,
-) -> list[Sink]:
-    """Fill ``targets``: arithmetic first (it is small), then all plain moves by the workers.
+) -> list[Destination]:
+    """Fill ``targets``: arithmetic first (it is small), then all plain copies by the workers.
 
     Returns:
         What was written, in the order of ``tensors``.
     """
-    sinks = [Sink(targets[t.name], t.device, is_fresh=t.is_new) for t in tensors]
-    pairs = list(zip(tensors, sinks, strict=True))
+    destinations = [Destination(targets[t.name], t.device, is_fresh=t.is_new) for t in tensors]
+    pairs = list(zip(tensors, destinations, strict=True))
     moved = [pair for pair in pairs if not pair[0].reduces]
     try:
         _reduce(plan, source, [pair for pair in pairs if pair[0].reduces], counter)
         queue = JobQueue(
             jobs_of(plan, [t for t, _ in moved], {t.name: i for i, (t, _) in enumerate(moved)})
         )
-        crew = Crew(source, lane, queue, [s for _, s in moved], done=counter.add, release=release)
+        pool = WorkerPool(
+            source, lane, queue, [s for _, s in moved], done=counter.add, release=release
+        )
         if moved:
-            crew.run(_crew_size(plan, [t for t, _ in moved]), tick=counter.tell)
+            pool.run(_pool_size(plan, [t for t, _ in moved]), tick=counter.tell)
     finally:
-        run.overwritten += [t.name for t, sink in pairs if sink.touched and not t.is_new]
-    return sinks
+        run.overwritten += [
+            t.name for t, destination in pairs if destination.touched and not t.is_new
+        ]
+    return destinations
 
 
 def _reduce(
     plan: Plan,
     source: Source,
-    tensors: Sequence[tuple[PlannedTensor, Sink]],
+    tensors: Sequence[tuple[PlannedTensor, Destination]],
     counter: _Counter,
 ) -> None:
     with torch.no_grad():
-        for planned, sink in tensors:
-            sink.touched = True
-            sink.overflows = reduce_into(plan, source, planned, sink.tensor)
+        for planned, destination in tensors:
+            destination.touched = True
+            destination.overflows = reduce_into(plan, source, planned, destination.tensor)
             for name in dict.fromkeys(planned.sources):
                 counter.add_bytes(plan.stored[name].nbytes, plan.stored[name].name)
 
@@ -233,13 +237,13 @@ def _rehearse(
         for t in tensors
         if any(_can_overflow(plan.stored[name].dtype, t.dtype) for name in t.sources)
     ]
-    sinks: list[Sink] = []
+    destinations: list[Destination] = []
     for planned in risky:
         made = {planned.name: lane.allocate(planned)}
         counter = _Counter(plan, [planned], None)
-        sinks += _stream(plan, source, lane, [planned], made, counter, run, release)
-        sinks[-1].tensor = torch.empty(0)
-    _report_overflows(plan, risky, sinks, run)
+        destinations += _stream(plan, source, lane, [planned], made, counter, run, release)
+        destinations[-1].tensor = torch.empty(0)
+    _report_overflows(plan, risky, destinations, run)
 
 
 def _can_overflow(stored: str, target: str) -> bool:
@@ -256,13 +260,13 @@ def _stream_layers(
     on_layer: OnLayer,
 ) -> None:
     """As ``_stream`` for all new tensors, block by block, with what on_layer makes of them."""
-    reduced: list[tuple[PlannedTensor, Sink]] = []
+    reduced: list[tuple[PlannedTensor, Destination]] = []
 
     def make(planned: PlannedTensor, target: torch.Tensor | None) -> torch.Tensor:
         if target is None:
             return _mapped(source, planned)
         reduced.append(
-            (planned, Sink(target, overflows=reduce_into(plan, source, planned, target)))
+            (planned, Destination(target, overflows=reduce_into(plan, source, planned, target)))
         )
         return target
 
@@ -278,24 +282,27 @@ def _stream_layers(
 
     feed.start()
     queue = JobQueue(feed.jobs())
-    crew = Crew(source, lane, queue, feed.sinks, done=done, release=release, gate=feed)
-    crew.run(_crew_size(plan, feed.moved), tick=tick)
+    pool = WorkerPool(source, lane, queue, feed.destinations, done=done, release=release, gate=feed)
+    pool.run(_pool_size(plan, feed.moved), tick=tick)
     tensors = [*feed.moved, *(t for t, _ in reduced)]
-    _report_overflows(plan, tensors, [*feed.sinks, *(s for _, s in reduced)], run)
+    _report_overflows(plan, tensors, [*feed.destinations, *(s for _, s in reduced)], run)
     run.tensors, run.modules = feed.results.tensors, feed.results.modules
     run.given = feed.results.given
 
 
-def _crew_size(plan: Plan, tensors: Sequence[PlannedTensor]) -> int:
+def _pool_size(plan: Plan, tensors: Sequence[PlannedTensor]) -> int:
     """One worker is enough where there is hardly more than a block to read."""
     small = sum(t.nbytes for t in tensors) <= plan.options.chunk_bytes
     return 1 if small else plan.options.workers
 
 
 def _report_overflows(
-    plan: Plan, tensors: Sequence[PlannedTensor], sinks: Sequence[Sink], run: Execution
+    plan: Plan,
+    tensors: Sequence[PlannedTensor],
+    destinations: Sequence[Destination],
+    run: Execution,
 ) -> None:
-    lost = [(t, s.overflows) for t, s in zip(tensors, sinks, strict=True) if s.overflows]
+    lost = [(t, s.overflows) for t, s in zip(tensors, destinations, strict=True) if s.overflows]
     if not lost:
         return
     lines = [f"{t.name!r}: {count} finite values overflow {t.dtype}" for t, count in lost]

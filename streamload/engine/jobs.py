@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from streamload.core.dtypes import BY_NAME
-from streamload.core.specs import Extent, Move, TensorSpec
-from streamload.engine.chunks import Block, cut
+from streamload.core.specs import Extent, StridedCopy, TensorSpec
+from streamload.engine.chunks import Chunk, cut
 from streamload.planning.records import Plan, PlannedTensor
 from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of
@@ -31,18 +31,18 @@ class Job:
     """
 
     spec: TensorSpec
-    blocks: tuple[Block, ...]
+    chunks: tuple[Chunk, ...]
 
     extent: Extent | None = field(init=False)
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         size = BY_NAME[self.spec.dtype].itemsize
-        start, stop = self.blocks[0].start, self.blocks[-1].stop
+        start, stop = self.chunks[0].start, self.chunks[-1].stop
         whole = self.spec.extent
         extent = whole and Extent(whole.file, whole.offset + start * size, (stop - start) * size)
         object.__setattr__(self, "extent", extent)
-        object.__setattr__(self, "nbytes", sum(b.stop - b.start for b in self.blocks) * size)
+        object.__setattr__(self, "nbytes", sum(b.stop - b.start for b in self.chunks) * size)
 
 
 def jobs_of(
@@ -53,21 +53,21 @@ def jobs_of(
     Args:
         plan: where the stored tensors' specs and the sizes of blocks come from.
         tensors: targets without arithmetic.
-        numbers: target name → number of its sink.
+        numbers: target name → number of its destination.
     """
-    by_source: dict[str, list[tuple[int, Move]]] = {}
+    by_source: dict[str, list[tuple[int, StridedCopy]]] = {}
     dtypes: dict[str, int] = {}
     for tensor in tensors:
-        for move in tensor.moves:
-            by_source.setdefault(move.stored_name, []).append((numbers[tensor.name], move))
+        for copy in tensor.copies:
+            by_source.setdefault(copy.stored_name, []).append((numbers[tensor.name], copy))
             size = BY_NAME[tensor.dtype].itemsize
-            dtypes[move.stored_name] = max(size, dtypes.get(move.stored_name, 0))
+            dtypes[copy.stored_name] = max(size, dtypes.get(copy.stored_name, 0))
     options = plan.options
     for name, spec in plan.stored.items():
         if name not in by_source:
             continue
         itemsize = BY_NAME[spec.dtype].itemsize
-        blocks = cut(
+        chunks = cut(
             by_source[name],
             itemsize=itemsize,
             chunk_bytes=options.chunk_bytes,
@@ -75,10 +75,10 @@ def jobs_of(
             staged_itemsize=dtypes[name],
         )
         if spec.extent is None:
-            yield Job(spec, tuple(blocks))
+            yield Job(spec, tuple(chunks))
         else:
-            for block in blocks:
-                yield Job(spec, (block,))
+            for chunk in chunks:
+                yield Job(spec, (chunk,))
 
 
 class Reader:

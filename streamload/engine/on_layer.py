@@ -16,7 +16,7 @@ from torch import nn
 
 from streamload.core.errors import StreamloadError
 from streamload.engine.jobs import Job, jobs_of
-from streamload.engine.lanes.base import Lane, Sink
+from streamload.engine.lanes.base import Destination, Lane
 from streamload.planning.records import Plan, PlannedTensor
 
 __all__ = ["AHEAD", "LayerFeed", "OnLayer", "Replacements", "in_blocks"]
@@ -98,7 +98,7 @@ class LayerFeed:
         self._groups = [_Group(at, *group) for at, group in enumerate(in_blocks(tensors))]
         self.moved = [t for g in self._groups for t in g.tensors if _is_moved(t)]
         self._numbers = {t.name: at for at, t in enumerate(self.moved)}
-        self.sinks = [Sink(_nothing(), t.device, is_fresh=True) for t in self.moved]
+        self.destinations = [Destination(_nothing(), t.device, is_fresh=True) for t in self.moved]
         self._group_of = {t.name: g for g in self._groups for t in g.tensors}
         self._opened = 0
         self._delivered = 0
@@ -111,7 +111,7 @@ class LayerFeed:
         place = {name: at for at, name in enumerate(self._plan.stored)}
         for group in self._groups:
             moved = [t for t in group.tensors if _is_moved(t)]
-            names = sorted({m.stored_name for t in moved for m in t.moves}, key=place.__getitem__)
+            names = sorted({m.stored_name for t in moved for m in t.copies}, key=place.__getitem__)
             part = replace(self._plan, stored={n: self._plan.stored[n] for n in names})
             jobs = list(jobs_of(part, moved, self._numbers))
             with self._changed:
@@ -161,13 +161,13 @@ class LayerFeed:
                 self._open()
 
     def _group(self, job: Job) -> _Group:
-        return self._group_of[self.moved[job.blocks[0].parts[0].target].name]
+        return self._group_of[self.moved[job.chunks[0].parts[0].target].name]
 
     def _open(self) -> None:
         group = self._groups[self._opened]
         for tensor in group.tensors:
             if _is_moved(tensor):
-                self.sinks[self._numbers[tensor.name]].tensor = self._lane.allocate(tensor)
+                self.destinations[self._numbers[tensor.name]].tensor = self._lane.allocate(tensor)
         with self._changed:
             self._opened += 1
             self._changed.notify_all()
@@ -176,8 +176,8 @@ class LayerFeed:
         made: dict[str, torch.Tensor] = {}
         for tensor in group.tensors:
             if _is_moved(tensor):
-                sink = self.sinks[self._numbers[tensor.name]]
-                made[tensor.name], sink.tensor = sink.tensor, _nothing()
+                destination = self.destinations[self._numbers[tensor.name]]
+                made[tensor.name], destination.tensor = destination.tensor, _nothing()
             else:
                 new = None if tensor.mapped else self._lane.allocate(tensor)
                 made[tensor.name] = self._make(tensor, new)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from streamload.core.errors import CheckpointError
-from streamload.core.specs import Move, numel
+from streamload.core.specs import StridedCopy, numel
 from streamload.engine.casts import can_overflow, count_overflows
 from streamload.engine.jobs import Reader
 from streamload.planning.records import Comparison, Plan, PlannedTensor
@@ -23,8 +23,8 @@ def _stored_values(plan: Plan, source: Source, name: str) -> torch.Tensor:
     return values
 
 
-def _picked(values: torch.Tensor, move: Move) -> torch.Tensor:
-    return torch.as_strided(values, move.shape, move.source_strides, move.source_offset)
+def _picked(values: torch.Tensor, copy: StridedCopy) -> torch.Tensor:
+    return torch.as_strided(values, copy.shape, copy.source_strides, copy.source_offset)
 
 
 def reduce_into(plan: Plan, source: Source, planned: PlannedTensor, target: torch.Tensor) -> int:
@@ -34,12 +34,12 @@ def reduce_into(plan: Plan, source: Source, planned: PlannedTensor, target: torc
         How many finite results overflow the target's dtype.
     """
     total = torch.zeros(numel(planned.shape), dtype=torch.float32)
-    for move in planned.moves:
-        values = _stored_values(plan, source, move.stored_name).float()
-        view = torch.as_strided(total, move.shape, move.target_strides, move.target_offset)
-        view.add_(_picked(values, move))
+    for copy in planned.copies:
+        values = _stored_values(plan, source, copy.stored_name).float()
+        view = torch.as_strided(total, copy.shape, copy.target_strides, copy.target_offset)
+        view.add_(_picked(values, copy))
     if planned.reduces == "mean":
-        total /= len(planned.moves)
+        total /= len(planned.copies)
     total = total.view(planned.shape)
     target.copy_(total)
     return count_overflows(total, target) if can_overflow(total.dtype, target.dtype) else 0
@@ -54,8 +54,8 @@ def check_agreement(plan: Plan, source: Source, planned: PlannedTensor) -> float
     """
     first: torch.Tensor | None = None
     largest = 0.0
-    for move in planned.moves:
-        values = _picked(_stored_values(plan, source, move.stored_name), move).float()
+    for copy in planned.copies:
+        values = _picked(_stored_values(plan, source, copy.stored_name), copy).float()
         if first is None:
             first = values
             continue
@@ -64,7 +64,7 @@ def check_agreement(plan: Plan, source: Source, planned: PlannedTensor) -> float
         largest = max(largest, float(difference.abs().max()) if difference.numel() else 0.0)
         # Written so that a NaN is refused too.
         if not squares < planned.tolerance and plan.options.replicas != "average":
-            spec = plan.stored[move.stored_name]
+            spec = plan.stored[copy.stored_name]
             raise CheckpointError(
                 f"the partitions of {planned.name!r} must agree, but the squared differences sum "
                 f"to {squares:.3g} (largest difference {largest:.3g}, tolerance "
@@ -98,7 +98,7 @@ def compare(plan: Plan, source: Source, comparison: Comparison) -> str | None:
 
 
 def _equal(plan: Plan, source: Source, kept: PlannedTensor, other: PlannedTensor) -> bool:
-    pair = [t.moves[0] for t in (kept, other) if len(t.moves) == 1]
+    pair = [t.copies[0] for t in (kept, other) if len(t.copies) == 1]
     specs = [plan.stored[t.sources[0]] for t in (kept, other)]
     runs = len(pair) == 2 and all(m.source_strides == (1,) == m.target_strides for m in pair)
     if runs and specs[0].dtype == specs[1].dtype and pair[0].shape == pair[1].shape:
@@ -109,7 +109,7 @@ def _equal(plan: Plan, source: Source, kept: PlannedTensor, other: PlannedTensor
     )
 
 
-def _equal_blocks(plan: Plan, source: Source, one: Move, two: Move) -> bool:
+def _equal_blocks(plan: Plan, source: Source, one: StridedCopy, two: StridedCopy) -> bool:
     """Bit by bit, one block of each at a time."""
     spec = plan.stored[one.stored_name]
     dtype = torch_dtype(spec.dtype)
@@ -118,9 +118,9 @@ def _equal_blocks(plan: Plan, source: Source, one: Move, two: Move) -> bool:
     for start in range(0, one.shape[0], step):
         count = min(step, one.shape[0] - start)
         blocks = []
-        for read, move in zip(reads, (one, two), strict=True):
+        for read, copy in zip(reads, (one, two), strict=True):
             values = torch.empty(count, dtype=dtype)
-            begin = move.source_offset + start
+            begin = copy.source_offset + start
             read(begin, begin + count, bytes_of(values))
             blocks.append(values.view(torch.uint8))
         if not torch.equal(*blocks):
@@ -131,8 +131,8 @@ def _equal_blocks(plan: Plan, source: Source, one: Move, two: Move) -> bool:
 def _assembled(plan: Plan, source: Source, planned: PlannedTensor) -> torch.Tensor:
     """The target as a flat tensor of its own, cast."""
     target = torch.empty(numel(planned.shape), dtype=torch_dtype(planned.dtype))
-    for move in planned.moves:
-        values = _stored_values(plan, source, move.stored_name)
-        view = torch.as_strided(target, move.shape, move.target_strides, move.target_offset)
-        view.copy_(_picked(values, move))
+    for copy in planned.copies:
+        values = _stored_values(plan, source, copy.stored_name)
+        view = torch.as_strided(target, copy.shape, copy.target_strides, copy.target_offset)
+        view.copy_(_picked(values, copy))
     return target

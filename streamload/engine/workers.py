@@ -10,13 +10,13 @@ import torch
 
 from streamload.core.errors import CheckpointError
 from streamload.engine.jobs import Job, JobQueue, Reader
-from streamload.engine.lanes.base import Lane, LaneWorker, Sink
+from streamload.engine.lanes.base import Destination, Lane, LaneWorker
 from streamload.engine.threads import use_one_torch_thread
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
 from streamload.system.threads import end_thread
 
-__all__ = ["Crew", "Gate"]
+__all__ = ["WorkerPool", "Gate"]
 
 _POLL_S = 0.05
 
@@ -31,14 +31,14 @@ class Gate(Protocol):
         """Wake all that wait: the work is stopped."""
 
 
-class Crew:
+class WorkerPool:
     """A number of worker threads over one queue.
 
     Args:
         source: read by all workers.
         lane: gives each worker its buffers.
         queue: jobs in the order they are to be done.
-        sinks: destinations by number.
+        destinations: destinations by number.
         done: called after each job, under no lock, from the worker; True calls for ``tick``.
         release: give the page cache back behind the workers.
         gate: asked before each job.
@@ -49,7 +49,7 @@ class Crew:
         source: Source,
         lane: Lane,
         queue: JobQueue,
-        sinks: Sequence[Sink],
+        destinations: Sequence[Destination],
         *,
         done: Callable[[Job], bool],
         release: bool = False,
@@ -58,7 +58,7 @@ class Crew:
         self._source = source
         self._lane = lane
         self._queue = queue
-        self._sinks = sinks
+        self._sinks = destinations
         self._done = done
         self._release = release
         self._gate = gate
@@ -138,10 +138,10 @@ class Crew:
         read = Reader(self._source, job.spec)
         dtype = torch_dtype(job.spec.dtype)
         try:
-            for block in job.blocks:
-                for part in block.parts:
+            for chunk in job.chunks:
+                for part in chunk.parts:
                     self._sinks[part.target].touched = True
-                worker.carry(block, dtype, read, self._sinks)
+                worker.carry(chunk, dtype, read, self._sinks)
         except CheckpointError as error:
             if error.tensor is None:
                 raise CheckpointError(

@@ -48,7 +48,7 @@ def is_cache_in_the_way(plan: Plan) -> bool:
     machine of its own the kernel drops them when it needs to; the next load is glad of them.)
     """
     memory = plan.memory
-    names = {move.stored_name for t in plan.tensors if t.mapped is None for move in t.moves}
+    names = {copy.stored_name for t in plan.tensors if t.mapped is None for copy in t.copies}
     read_bytes = sum(plan.stored[name].nbytes for name in names)
     wanted = memory.needed_bytes + read_bytes
     # Reading right up to the limit would already make the kernel look for pages to drop.

@@ -93,5 +93,5 @@ def plan_open(
     except PlanError as error:
         raise PlanError(f"{printable(source.path)}: {error}") from error
     mapper = mapper_for(mapping, config, source, targets, settings)
-    made = build_plan(source.catalog, mapper, targets, settings.plan_options(), source=source.path)
+    made = build_plan(source.catalog, mapper, targets, settings, source=source.path)
     return check_memory(prepare(made, module, settings), settings, refuse=False)

@@ -152,7 +152,7 @@ def load_state_dict(
     with open_layers(path, settings.layers) as source:
         mapper = mapper_for(mapping, config_for(mapping, source), source, None, settings)
         settings = cache_settings(settings, is_empty=True)
-        made = build_plan(source.catalog, mapper, None, settings.plan_options(), source=source.path)
+        made = build_plan(source.catalog, mapper, None, settings, source=source.path)
         made = prepare(made, None, settings)
         made.raise_if_refused()
         made, run = _carry_out(made, source, settings, {}, settings.on_layer)

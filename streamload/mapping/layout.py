@@ -1,7 +1,8 @@
 """Where the elements of one target come from: strided pieces of stored tensors, as pure numbers.
 
 A transform never makes a tensor. It rearranges Layouts while planning; what comes out is turned
-into Moves (pairs of strided views), which the engine carries out and an export walks backwards.
+into StridedCopies (pairs of strided views), which the engine carries out and an export walks
+backwards.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from streamload.core.specs import Move, Shape, contiguous_strides, numel
+from streamload.core.specs import Shape, StridedCopy, contiguous_strides, numel
 
 __all__ = [
     "Axis",
@@ -119,8 +120,8 @@ class Layout:
         shape = (*self.shape[:first], numel(sizes), *self.shape[last + 1 :])
         return Layout(shape, tuple(pieces))
 
-    def moves(self, names: Sequence[str], strides: Shape | None = None) -> tuple[Move, ...]:
-        """One Move for each piece, coalesced; ``strides`` are the target's, in elements."""
+    def copies(self, names: Sequence[str], strides: Shape | None = None) -> tuple[StridedCopy, ...]:
+        """One StridedCopy for each piece, coalesced; ``strides`` are the target's, in elements."""
         steps = strides or contiguous_strides(self.shape)
         return tuple(_move(p, names[p.source], steps) for p in self.pieces if _count(p))
 
@@ -259,7 +260,7 @@ def _flat_axis(axis: Axis, first: int, last: int, weights: Shape) -> Axis:
     return replace(axis, dim=first, step=axis.step * weights[axis.dim - first])
 
 
-def _move(piece: Piece, name: str, target_strides: Shape) -> Move:
+def _move(piece: Piece, name: str, target_strides: Shape) -> StridedCopy:
     start = sum(s * t for s, t in zip(piece.starts, target_strides, strict=True))
     axes = [(a.size, a.stride, a.step * target_strides[a.dim]) for a in piece.axes]
     return coalesced(name, axes, piece.offset, start)
@@ -267,8 +268,8 @@ def _move(piece: Piece, name: str, target_strides: Shape) -> Move:
 
 def coalesced(
     name: str, axes: Sequence[tuple[int, int, int]], source_offset: int, target_offset: int
-) -> Move:
-    """A Move of as few axes as can be, in the source's order of memory.
+) -> StridedCopy:
+    """A StridedCopy of as few axes as can be, in the source's order of memory.
 
     Args:
         name: of the stored tensor.
@@ -287,10 +288,10 @@ def coalesced(
     shape, sources, targets = (
         tuple(column) for column in zip(*(merged or [(1, 1, 1)]), strict=True)
     )
-    return Move(name, shape, sources, source_offset, targets, target_offset)
+    return StridedCopy(name, shape, sources, source_offset, targets, target_offset)
 
 
-def inverse(move: Move, name: str) -> Move:
+def inverse(copy: StridedCopy, name: str) -> StridedCopy:
     """The same elements moved the other way, out of the tensor called ``name``."""
-    axes = list(zip(move.shape, move.target_strides, move.source_strides, strict=True))
-    return coalesced(name, axes, move.target_offset, move.source_offset)
+    axes = list(zip(copy.shape, copy.target_strides, copy.source_strides, strict=True))
+    return coalesced(name, axes, copy.target_offset, copy.source_offset)

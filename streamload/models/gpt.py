@@ -129,7 +129,7 @@ class MLP(nn.Module):
         return mixed
 
 
-class Block(nn.Module):
+class GPTBlock(nn.Module):
     """Pre-norm block: attention, then the feed-forward part, each added to its input."""
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
@@ -154,7 +154,7 @@ class GPT(Decoder):
         self.config = config
         self.tok_embed = embedding(config.vocab_size, config.n_embd)
         self.pos_embed = embedding(config.n_positions, config.n_embd)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.blocks = nn.ModuleList(GPTBlock(config, layer) for layer in range(config.n_layer))
         self.final_ln = LayerNorm(config.n_embd, config.layer_norm_epsilon)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_word_embeddings:

@@ -70,7 +70,7 @@ class MLP(nn.Module):
         return mixed
 
 
-class Block(nn.Module):
+class LlamaBlock(nn.Module):
     """Pre-norm block: attention, then the feed-forward part, each added to its input."""
 
     def __init__(self, config: LlamaConfig, layer: int) -> None:
@@ -100,7 +100,7 @@ class Llama(Decoder):
         self._rotary = RotaryTables(config.rope, config.head_dim)
         self.tok_embed = embedding(config.vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
+            LlamaBlock(config, layer) for layer in range(config.num_hidden_layers)
         )
         self.final_ln = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)

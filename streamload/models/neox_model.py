@@ -154,7 +154,7 @@ class MLP(nn.Module):
         return mixed
 
 
-class Block(nn.Module):
+class NeoXBlock(nn.Module):
     """``x + attn(ln1(x)) + mlp(ln2(x))`` with the parallel residual, else one after the other."""
 
     def __init__(self, config: NeoXConfig, layer: int) -> None:
@@ -185,7 +185,7 @@ class NeoX(Decoder):
         self._rotary = RotaryTables(config.rope, config.rope.rotary_size(config.head_size))
         self.tok_embed = embedding(config.vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
+            NeoXBlock(config, layer) for layer in range(config.num_hidden_layers)
         )
         self.final_ln = LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)

@@ -1,4 +1,4 @@
-"""What a load will do, decided before a byte moves: pure, no I/O, no tensors."""
+"""What a load will do, decided before a byte copies: pure, no I/O, no tensors."""
 
 from streamload.planning.build import build_plan
 from streamload.planning.records import (
@@ -6,7 +6,6 @@ from streamload.planning.records import (
     MappedView,
     Plan,
     PlannedTensor,
-    PlanOptions,
     Targets,
     TargetSpec,
 )
@@ -15,7 +14,6 @@ __all__ = [
     "Comparison",
     "MappedView",
     "Plan",
-    "PlanOptions",
     "PlannedTensor",
     "TargetSpec",
     "Targets",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from streamload.core.options import Settings
 from streamload.core.report import LoadReport, MemoryReport
 from streamload.core.specs import Catalog, TensorSpec
 from streamload.mapping.binding import Assignment, Binding, Mapper, bind, bind_equal
@@ -12,9 +13,9 @@ from streamload.mapping.common import layer_of
 from streamload.mapping.rules import NameMap
 from streamload.planning.devices import device_problems
 from streamload.planning.needed_memory import needed_bytes, staging_bytes
-from streamload.planning.placing import Draft, place
+from streamload.planning.placing import PlanBuilder, place
 from streamload.planning.problems import explain, listed
-from streamload.planning.records import Plan, PlanOptions, Targets
+from streamload.planning.records import Plan, Targets
 from streamload.planning.summary import (
     common_dtype,
     find_gaps,
@@ -31,7 +32,7 @@ def build_plan(
     catalog: Catalog,
     mapper: Mapper | None,
     targets: Targets | None,
-    options: PlanOptions | None = None,
+    options: Settings | None = None,
     *,
     source: str = "",
 ) -> Plan:
@@ -48,32 +49,32 @@ def build_plan(
         A plan; ``problems`` lists everything that refuses it. Never raises for a bad fit.
     """
     with without_collections(len(catalog)):
-        return _build(catalog, mapper, targets, options or PlanOptions(), source)
+        return _build(catalog, mapper, targets, options or Settings(), source)
 
 
 def _build(
     catalog: Catalog,
     mapper: Mapper | None,
     targets: Targets | None,
-    options: PlanOptions,
+    options: Settings,
     source: str,
 ) -> Plan:
     stored = _under_prefix(catalog, options.prefix)
     binding = bind_equal(stored, targets) if mapper is None else bind(mapper, stored)
-    draft = Draft(stored, targets, options)
-    draft.problems += binding.problems
-    draft.notices += catalog.notices
-    draft.unexpected += _within_layers(binding.unexpected, options.layers)
+    builder = PlanBuilder(stored, targets, options)
+    builder.problems += binding.problems
+    builder.notices += catalog.notices
+    builder.unexpected += _within_layers(binding.unexpected, options.layers)
     if targets is not None:
-        draft.problems += device_problems(targets, options.device)
+        builder.problems += device_problems(targets, options.device)
     for assignment in _chosen(binding, options, mapper):
-        place(draft, assignment)
+        place(builder, assignment)
     if options.expected_layers is not None:
-        draft.problems += _layer_count_problems(stored, binding, options.expected_layers)
+        builder.problems += _layer_count_problems(stored, binding, options.expected_layers)
     if options.layers is not None:
         absent = sorted(options.layers - _layers_found(stored, binding))
-        draft.problems += [f"layers: the file has no block {listed(absent)}"] if absent else []
-    return _finish(draft, binding, mapper, source)
+        builder.problems += [f"layers: the file has no block {listed(absent)}"] if absent else []
+    return _finish(builder, binding, mapper, source)
 
 
 def _under_prefix(catalog: Catalog, prefix: str | None) -> Mapping[str, TensorSpec]:
@@ -89,7 +90,7 @@ def _within_layers(names: Sequence[str], layers: frozenset[int] | None) -> list[
     return [n for n in names if (layer := layer_of(n)) is None or layer in layers]
 
 
-def _chosen(binding: Binding, options: PlanOptions, mapper: Mapper | None) -> list[Assignment]:
+def _chosen(binding: Binding, options: Settings, mapper: Mapper | None) -> list[Assignment]:
     """Assignments of the chosen layers; renumbered 0, 1, … if a model of just these is built."""
     if options.layers is None:
         return list(binding.assignments)
@@ -127,21 +128,21 @@ def _layer_count_problems(
     return [f"expected_layers={expected}, but the file has {have}"]
 
 
-def _finish(draft: Draft, binding: Binding, mapper: Mapper | None, source: str) -> Plan:
-    options = draft.options
-    tensors = tuple(draft.placed.values())
-    missing, unfilled = find_gaps(draft, mapper)
-    unmatched = [draft.stored[name].name for name in draft.unexpected]
+def _finish(builder: PlanBuilder, binding: Binding, mapper: Mapper | None, source: str) -> Plan:
+    options = builder.options
+    tensors = tuple(builder.placed.values())
+    missing, unfilled = find_gaps(builder, mapper)
+    unmatched = [builder.stored[name].name for name in builder.unexpected]
     problems, notices = explain(
-        draft.problems,
+        builder.problems,
         missing,
         unmatched,
-        draft.mismatches,
-        [name for name in unfilled if name not in draft.troubled],
+        builder.mismatches,
+        [name for name in unfilled if name not in builder.troubled],
         options.strict,
         loaded=len(tensors),
-        stored=draft.stored,
-        incomplete=draft.incomplete,
+        stored=builder.stored,
+        incomplete=builder.incomplete,
         ignored=binding.ignored,
     )
     report = LoadReport(
@@ -151,23 +152,23 @@ def _finish(draft: Draft, binding: Binding, mapper: Mapper | None, source: str) 
         layout="stored" if options.stored_order else "contiguous",
         dtype=options.dtype.torch_name if options.dtype else common_dtype(tensors),
         device=options.device if isinstance(options.device, str) else "mixed",
-        loaded=loaded_entries(draft),
+        loaded=loaded_entries(builder),
         missing=tuple(missing),
         unexpected=tuple(unmatched),
-        shape_mismatch=tuple(draft.mismatches),
+        shape_mismatch=tuple(builder.mismatches),
         unfilled=tuple(unfilled),
-        ignored=tuple(draft.stored[name].name for name in binding.ignored),
-        tied=tied_groups(draft, mapper),
+        ignored=tuple(builder.stored[name].name for name in binding.ignored),
+        tied=tied_groups(builder, mapper),
         problems=tuple(problems),
         notices=(
-            *draft.notices,
+            *builder.notices,
             *(mapper.notices if isinstance(mapper, NameMap) else ()),
             *notices,
-            *map_notices(draft),
+            *map_notices(builder),
         ),
         memory=MemoryReport(
-            needed_bytes=needed_bytes(tensors, draft.stored, options),
-            staging_bytes=staging_bytes(tensors, draft.stored, options),
+            needed_bytes=needed_bytes(tensors, builder.stored, options),
+            staging_bytes=staging_bytes(tensors, builder.stored, options),
         ),
     )
-    return Plan(tensors, tuple(draft.comparisons), report, options, draft.stored)
+    return Plan(tensors, tuple(builder.comparisons), report, options, builder.stored)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from streamload.core.dtypes import BY_NAME, DType
-from streamload.core.specs import Move, contiguous_strides, numel
+from streamload.core.specs import StridedCopy, contiguous_strides, numel
 from streamload.mapping.layout import LayoutError
 from streamload.planning.dtype_rules import DtypeError, target_dtype
 from streamload.planning.records import PlannedTensor
@@ -21,7 +21,7 @@ def compose(
 
     Args:
         first: tensors by name, contiguous.
-        second: tensors whose moves read those of ``first``.
+        second: tensors whose copies read those of ``first``.
         wanted: the dtype asked for.
 
     Returns:
@@ -51,14 +51,14 @@ def _composed(
     if summed is not None:
         raise LayoutError(f"the {summed.reduces} of its partitions is not cut or re-laid")
     by_name = dict(zip(tensor.sources, parts, strict=True))
-    moves = [made for move in tensor.moves for made in _through(by_name[move.stored_name], move)]
-    if sum(numel(move.shape) for move in moves) != numel(tensor.shape):
+    copies = [made for copy in tensor.copies for made in _through(by_name[copy.stored_name], copy)]
+    if sum(numel(copy.shape) for copy in copies) != numel(tensor.shape):
         raise LayoutError("its parts are re-laid twice")
     stored = tuple(BY_NAME[name] for part in parts for name in part.stored_dtype.split("+"))
     return replace(
         tensor,
-        sources=tuple(dict.fromkeys(move.stored_name for move in moves)),
-        moves=tuple(moves),
+        sources=tuple(dict.fromkeys(copy.stored_name for copy in copies)),
+        copies=tuple(copies),
         dtype=target_dtype(tensor.name, stored, None, wanted).name,
         stored_dtype="+".join(dict.fromkeys(d.name for d in stored)),
         transform="+".join(
@@ -71,36 +71,36 @@ def _is_whole(part: PlannedTensor, tensor: PlannedTensor) -> bool:
     """True if the tensor is the part under another name."""
     if part.shape != tensor.shape:
         return False
-    if not tensor.moves:
+    if not tensor.copies:
         return numel(tensor.shape) == 0
-    (move, *more) = tensor.moves
-    return not more and _is_run(move) and move.source_offset == move.target_offset == 0
+    (copy, *more) = tensor.copies
+    return not more and _is_run(copy) and copy.source_offset == copy.target_offset == 0
 
 
-def _is_run(move: Move) -> bool:
-    return move.source_strides == (1,) and move.target_strides == (1,)
+def _is_run(copy: StridedCopy) -> bool:
+    return copy.source_strides == (1,) and copy.target_strides == (1,)
 
 
-def _through(part: PlannedTensor, move: Move) -> list[Move]:
-    """The moves that fill what ``move`` takes out of ``part``, from what ``part`` is made of.
+def _through(part: PlannedTensor, copy: StridedCopy) -> list[StridedCopy]:
+    """The copies that fill what ``copy`` takes out of ``part``, from what ``part`` is made of.
 
     Raises:
         LayoutError: neither is a plain run where they meet.
     """
     assert part.strides == contiguous_strides(part.shape), "composed plans are contiguous"
     made = []
-    begin, end = _span(move.shape, move.source_strides, move.source_offset)
-    for inner in part.moves:
+    begin, end = _span(copy.shape, copy.source_strides, copy.source_offset)
+    for inner in part.copies:
         low, high = _span(inner.shape, inner.target_strides, inner.target_offset)
         if high <= begin or end <= low:
             continue
-        if _is_run(move) and begin <= low and high <= end:
-            made.append(_shifted(inner, move))
+        if _is_run(copy) and begin <= low and high <= end:
+            made.append(_shifted(inner, copy))
         elif _is_run(inner) and low <= begin and end <= high:
-            offset = move.source_offset - inner.target_offset + inner.source_offset
-            made.append(replace(move, stored_name=inner.stored_name, source_offset=offset))
-        elif _is_run(inner) and _is_run(move):
-            made.append(_overlap(inner, move, max(low, begin), min(high, end)))
+            offset = copy.source_offset - inner.target_offset + inner.source_offset
+            made.append(replace(copy, stored_name=inner.stored_name, source_offset=offset))
+        elif _is_run(inner) and _is_run(copy):
+            made.append(_overlap(inner, copy, max(low, begin), min(high, end)))
         else:
             raise LayoutError("its parts are re-laid twice")
     return made
@@ -111,18 +111,18 @@ def _span(shape: Sequence[int], strides: Sequence[int], offset: int) -> tuple[in
     return offset, offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
 
 
-def _shifted(inner: Move, move: Move) -> Move:
-    offset = inner.target_offset - move.source_offset + move.target_offset
+def _shifted(inner: StridedCopy, copy: StridedCopy) -> StridedCopy:
+    offset = inner.target_offset - copy.source_offset + copy.target_offset
     return replace(inner, target_offset=offset)
 
 
-def _overlap(inner: Move, move: Move, low: int, high: int) -> Move:
+def _overlap(inner: StridedCopy, copy: StridedCopy, low: int, high: int) -> StridedCopy:
     """Elements [low, high) of the tensor between, of two runs."""
-    return Move(
+    return StridedCopy(
         inner.stored_name,
         (high - low,),
         (1,),
         inner.source_offset + low - inner.target_offset,
         (1,),
-        move.target_offset + low - move.source_offset,
+        copy.target_offset + low - copy.source_offset,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streamload.core.dtypes import BY_NAME
+from streamload.core.options import Settings
 from streamload.core.report import LoadedTensor
 from streamload.core.specs import Catalog, TensorSpec
 from streamload.mapping.choose import choose_mapper
@@ -22,7 +23,6 @@ from streamload.planning.records import (
     Comparison,
     Plan,
     PlannedTensor,
-    PlanOptions,
     Targets,
     TargetSpec,
 )
@@ -51,7 +51,7 @@ def plan_conversion(
     catalog: Catalog,
     config: Mapping[str, Any] | None,
     names: str,
-    options: PlanOptions,
+    options: Settings,
     *,
     source: str = "",
 ) -> Conversion:
@@ -94,7 +94,7 @@ def _published_table(config: Mapping[str, Any] | None, catalog: Catalog) -> Name
 
 
 def _local_plan(
-    catalog: Catalog, mapper: NameMap, table: NameMap, options: PlanOptions, source: str
+    catalog: Catalog, mapper: NameMap, table: NameMap, options: Settings, source: str
 ) -> Plan:
     plan = build_plan(catalog, mapper, None, options, source=source)
     return _tied(_with_notices(plan, _left_out(plan)), table.ties)
@@ -109,7 +109,7 @@ def _unchanged(table: NameMap) -> NameMap:
     return replace(table, rules=tuple(rules.values()))
 
 
-def _renamed(catalog: Catalog, table: NameMap, options: PlanOptions, source: str) -> Plan:
+def _renamed(catalog: Catalog, table: NameMap, options: Settings, source: str) -> Plan:
     """Published names to published names: bytes stay, wrappers of the names go."""
     checked = build_plan(catalog, table, None, options, source=source)
     if not checked.ok:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from streamload.core.specs import Move, Shape, contiguous_strides
+from streamload.core.specs import Shape, StridedCopy, contiguous_strides
 from streamload.mapping.applying import apply
 from streamload.mapping.layout import Layout, stored_order_strides
 from streamload.mapping.transforms import Transform
@@ -27,7 +27,9 @@ class Geometry:
     layout: Layout
     used: tuple[int, ...] = field(init=False)
     contiguous: Shape = field(init=False)
-    _moves: dict[Shape, tuple[tuple[int, Move], ...]] = field(init=False, default_factory=dict)
+    _copies: dict[Shape, tuple[tuple[int, StridedCopy], ...]] = field(
+        init=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         self.used = tuple(sorted({piece.source for piece in self.layout.pieces}))
@@ -38,15 +40,15 @@ class Geometry:
         found = stored_order_strides(self.layout) if stored_order else None
         return found or self.contiguous
 
-    def moves(self, names: tuple[str, ...], strides: Shape) -> tuple[Move, ...]:
-        """The moves out of the sources called ``names`` into a target of ``strides``."""
-        known = self._moves.get(strides)
+    def copies(self, names: tuple[str, ...], strides: Shape) -> tuple[StridedCopy, ...]:
+        """The copies out of the sources called ``names`` into a target of ``strides``."""
+        known = self._copies.get(strides)
         if known is None:
             numbers = [str(i) for i in range(len(names))]
-            known = tuple((int(m.stored_name), m) for m in self.layout.moves(numbers, strides))
-            self._moves[strides] = known
+            known = tuple((int(m.stored_name), m) for m in self.layout.copies(numbers, strides))
+            self._copies[strides] = known
         return tuple(
-            Move(
+            StridedCopy(
                 names[i],
                 m.shape,
                 m.source_strides,

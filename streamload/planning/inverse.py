@@ -6,22 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from streamload.core.dtypes import BY_NAME, DType
+from streamload.core.options import Settings
 from streamload.core.report import LoadedTensor, LoadReport
-from streamload.core.specs import Move, Shape, TensorSpec, contiguous_strides, numel
+from streamload.core.specs import Shape, StridedCopy, TensorSpec, contiguous_strides, numel
 from streamload.mapping.applying import apply
 from streamload.mapping.layout import Layout, LayoutError, inverse
 from streamload.mapping.rules import NameMap, Rule
 from streamload.planning.problems import listed
-from streamload.planning.records import Plan, PlannedTensor, PlanOptions, Targets
+from streamload.planning.records import Plan, PlannedTensor, Targets
 from streamload.planning.summary import layer_problem
 
 __all__ = ["build_export_plan"]
 
 
 @dataclass
-class _Draft:
+class _ExportBuilder:
     stored: Mapping[str, TensorSpec]
-    options: PlanOptions
+    options: Settings
     placed: list[PlannedTensor] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
     written_from: dict[str, str] = field(default_factory=dict)
@@ -32,7 +33,7 @@ def build_export_plan(
     stored: Mapping[str, TensorSpec],
     name_map: NameMap | None,
     targets: Targets,
-    options: PlanOptions,
+    options: Settings,
     *,
     source: str = "",
 ) -> Plan:
@@ -45,85 +46,88 @@ def build_export_plan(
         options: ``dtype`` and the sizes of blocks are used.
         source: what is exported, for messages.
     """
-    draft = _Draft(stored, options)
+    builder = _ExportBuilder(stored, options)
     first_name = {name: spec.names[0] for spec in targets.specs for name in spec.names}
     persistent = [s for s in targets.specs if s.persistent]
     wanted = [s for s in persistent if not s.is_meta]
-    draft.problems += [
+    builder.problems += [
         f"{s.names[0]!r} is on the meta device: it has no values to export"
         for s in persistent
         if s.is_meta
     ]
     if name_map is None:
         for spec in wanted:
-            _plain(draft, spec.names[0])
+            _plain(builder, spec.names[0])
     else:
-        _walk(draft, name_map, first_name)
-        left = [s.names[0] for s in wanted if not draft.used.intersection(s.names)]
+        _walk(builder, name_map, first_name)
+        left = [s.names[0] for s in wanted if not builder.used.intersection(s.names)]
         if left:
-            draft.problems.append(f"the name table has no place for {listed(map(repr, left))}")
+            builder.problems.append(f"the name table has no place for {listed(map(repr, left))}")
     report = LoadReport(
         source=source,
         model_type=name_map.model_type if name_map else None,
         dtype=options.dtype.torch_name if options.dtype else None,
-        loaded=tuple(_entry(t) for t in draft.placed),
-        problems=tuple(draft.problems),
+        loaded=tuple(_entry(t) for t in builder.placed),
+        problems=tuple(builder.problems),
     )
-    return Plan(tuple(draft.placed), (), report, options, stored)
+    return Plan(tuple(builder.placed), (), report, options, stored)
 
 
-def _plain(draft: _Draft, name: str) -> None:
-    spec = draft.stored[name]
+def _plain(builder: _ExportBuilder, name: str) -> None:
+    spec = builder.stored[name]
     layout = Layout.whole(0, spec.shape, spec.strides)
-    draft.placed.append(_planned(draft, name, (name,), spec.shape, layout.moves((name,)), ""))
+    builder.placed.append(_planned(builder, name, (name,), spec.shape, layout.copies((name,)), ""))
 
 
-def _walk(draft: _Draft, name_map: NameMap, first_name: Mapping[str, str]) -> None:
+def _walk(builder: _ExportBuilder, name_map: NameMap, first_name: Mapping[str, str]) -> None:
     """Every rule whose targets the module has; an alias of a tie already written is left out."""
     written: set[str] = set()
-    absurd = layer_problem(name_map, len(draft.stored))
+    absurd = layer_problem(name_map, len(builder.stored))
     if absurd:
-        draft.problems.append(absurd)
+        builder.problems.append(absurd)
         return
     for rule, layer in name_map.expand():
         locals_ = tuple(template.fill(layer=layer) for template in rule.target_templates)
-        if not locals_ or not all(name in draft.stored for name in locals_):
+        if not locals_ or not all(name in builder.stored for name in locals_):
             continue
         primary = {first_name.get(name, name) for name in locals_}
         if rule.optional and primary <= written:
-            draft.used.update(locals_)
+            builder.used.update(locals_)
             continue
         if rule.by_rank:
-            draft.problems.append(f"{', '.join(locals_)}: partitions cannot be exported to")
+            builder.problems.append(f"{', '.join(locals_)}: partitions cannot be exported to")
             continue
         written |= primary
-        draft.used.update(locals_)
-        _go_back(draft, rule, layer, locals_)
+        builder.used.update(locals_)
+        _go_back(builder, rule, layer, locals_)
 
 
-def _go_back(draft: _Draft, rule: Rule, layer: int | None, locals_: tuple[str, ...]) -> None:
-    shapes = [draft.stored[name].shape for name in locals_]
+def _go_back(
+    builder: _ExportBuilder, rule: Rule, layer: int | None, locals_: tuple[str, ...]
+) -> None:
+    shapes = [builder.stored[name].shape for name in locals_]
     published = [template.fill(layer=layer) for template in rule.source_templates]
     local = ", ".join(map(repr, locals_))
     try:
         wanted, layouts = _back(rule, shapes, len(published))
     except LayoutError as error:
-        draft.problems.append(f"{local} cannot be exported: {error}")
+        builder.problems.append(f"{local} cannot be exported: {error}")
         return
-    moves: dict[str, list[Move]] = {name: [] for name in published}
+    copies: dict[str, list[StridedCopy]] = {name: [] for name in published}
     for name, layout in zip(locals_, layouts, strict=True):
-        strides = draft.stored[name].strides or contiguous_strides(layout.shape)
-        for move in layout.moves(published, strides):
-            moves[move.stored_name].append(inverse(move, name))
+        strides = builder.stored[name].strides or contiguous_strides(layout.shape)
+        for copy in layout.copies(published, strides):
+            copies[copy.stored_name].append(inverse(copy, name))
     for name in published:
-        if name in draft.written_from:
-            draft.problems.append(
-                f"{name!r} would be written twice: from {draft.written_from[name]} and from {local}"
+        if name in builder.written_from:
+            builder.problems.append(
+                f"{name!r} would be written twice: from {builder.written_from[name]} "
+                f"and from {local}"
             )
-        draft.written_from[name] = local
+        builder.written_from[name] = local
     for name, shape in zip(published, wanted, strict=True):
-        draft.placed.append(
-            _planned(draft, name, locals_, shape, tuple(moves[name]), rule.transform.label)
+        builder.placed.append(
+            _planned(builder, name, locals_, shape, tuple(copies[name]), rule.transform.label)
         )
 
 
@@ -148,23 +152,23 @@ def _back(rule: Rule, shapes: list[Shape], count: int) -> tuple[list[Shape], lis
 
 
 def _planned(
-    draft: _Draft,
+    builder: _ExportBuilder,
     name: str,
     sources: tuple[str, ...],
     shape: Shape,
-    moves: tuple[Move, ...],
+    copies: tuple[StridedCopy, ...],
     label: str,
 ) -> PlannedTensor:
-    stored = BY_NAME[draft.stored[sources[0]].dtype]
+    stored = BY_NAME[builder.stored[sources[0]].dtype]
     return PlannedTensor(
         name=name,
         aliases=(),
         sources=sources,
         shape=shape,
         strides=contiguous_strides(shape),
-        dtype=_cast(stored, draft.options.dtype).name,
+        dtype=_cast(stored, builder.options.dtype).name,
         stored_dtype=stored.name,
-        moves=moves if numel(shape) else (),
+        copies=copies if numel(shape) else (),
         transform=label,
     )
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from streamload.core.options import Settings
 from streamload.core.specs import TensorSpec
-from streamload.planning.records import PlannedTensor, PlanOptions
+from streamload.planning.records import PlannedTensor
 
 __all__ = ["RING_BYTES", "needed_bytes", "staging_bytes"]
 
@@ -14,7 +15,7 @@ RING_BYTES = 64 << 20
 
 
 def staging_bytes(
-    tensors: Sequence[PlannedTensor], stored: Mapping[str, TensorSpec], options: PlanOptions
+    tensors: Sequence[PlannedTensor], stored: Mapping[str, TensorSpec], options: Settings
 ) -> int:
     """Bytes of all workers' buffers: a block each, a staged matrix each where one is turned,
     and tensors that can only be read whole; and of the ring if anything goes to a device.
@@ -25,13 +26,13 @@ def staging_bytes(
 
 
 def _worker_bytes(
-    streamed: Sequence[PlannedTensor], stored: Mapping[str, TensorSpec], options: PlanOptions
+    streamed: Sequence[PlannedTensor], stored: Mapping[str, TensorSpec], options: Settings
 ) -> int:
     if not streamed:
         return 0
     largest = max(stored[name].nbytes for t in streamed for name in t.sources)
     block = min(options.chunk_bytes, largest)
-    turned = [t.nbytes for t in streamed if any(m.turns for m in t.moves)]
+    turned = [t.nbytes for t in streamed if any(m.turns for m in t.copies)]
     panel = min(options.staging_bytes, max(turned, default=0))
     whole = max(
         (stored[n].nbytes for t in streamed for n in t.sources if stored[n].extent is None),
@@ -41,7 +42,7 @@ def _worker_bytes(
 
 
 def needed_bytes(
-    tensors: Sequence[PlannedTensor], stored: Mapping[str, TensorSpec], options: PlanOptions
+    tensors: Sequence[PlannedTensor], stored: Mapping[str, TensorSpec], options: Settings
 ) -> int:
     """Bytes of all new tensors in host memory, and of the buffers beside them."""
     new = sum(t.nbytes for t in tensors if t.is_new and t.mapped is None and _in_host(t))

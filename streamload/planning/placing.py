@@ -1,4 +1,4 @@
-"""Places one assignment's targets: shapes, dtypes, strides, moves; misfits are recorded."""
+"""Places one assignment's targets: shapes, dtypes, strides, copies; misfits are recorded."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from streamload.core.dtypes import BY_NAME
+from streamload.core.options import Settings
 from streamload.core.report import ShapeMismatch
 from streamload.core.specs import Shape, TensorSpec, contiguous_strides, numel
 from streamload.mapping.binding import Assignment
@@ -18,21 +19,20 @@ from streamload.planning.records import (
     Comparison,
     MappedView,
     PlannedTensor,
-    PlanOptions,
     Targets,
     TargetSpec,
 )
 
-__all__ = ["Draft", "place"]
+__all__ = ["PlanBuilder", "place"]
 
 
 @dataclass
-class Draft:
+class PlanBuilder:
     """What is collected while a plan is built."""
 
     stored: Mapping[str, TensorSpec]
     targets: Targets | None
-    options: PlanOptions
+    options: Settings
     placed: dict[str, PlannedTensor] = field(default_factory=dict)
     placed_by: dict[str, str] = field(default_factory=dict)
     comparisons: list[Comparison] = field(default_factory=list)
@@ -44,41 +44,41 @@ class Draft:
     notices: list[str] = field(default_factory=list)
 
 
-def place(draft: Draft, assignment: Assignment) -> None:
+def place(builder: PlanBuilder, assignment: Assignment) -> None:
     """Place one assignment's targets, or say why not."""
-    specs = [draft.stored[name] for name in assignment.sources]
+    specs = [builder.stored[name] for name in assignment.sources]
     wanted: list[TargetSpec | None] = [None] * len(assignment.targets)
-    if draft.targets is not None:
-        wanted = [draft.targets.get(name) for name in assignment.targets]
+    if builder.targets is not None:
+        wanted = [builder.targets.get(name) for name in assignment.targets]
         if not any(wanted):
-            draft.unexpected += assignment.sources
+            builder.unexpected += assignment.sources
             return
-    if assignment.absent or (draft.targets is not None and not all(wanted)):
+    if assignment.absent or (builder.targets is not None and not all(wanted)):
         lacking = ", ".join(map(repr, assignment.absent)) or "a target of the module"
         line = (
             f"{' + '.join(map(repr, assignment.sources))} cannot fill "
             f"{', '.join(map(repr, assignment.targets))}: {lacking} is missing"
         )
         if assignment.by_rank:
-            draft.troubled.update(assignment.targets)
-            draft.problems.append(line)
+            builder.troubled.update(assignment.targets)
+            builder.problems.append(line)
         else:
-            draft.incomplete.append(line)
+            builder.incomplete.append(line)
         return
-    places = _places(draft, assignment, specs, wanted)
+    places = _places(builder, assignment, specs, wanted)
     for target, spec, geometry in zip(assignment.targets, wanted, places, strict=False):
         try:
-            planned = _planned(draft, assignment, target, spec, geometry)
+            planned = _planned(builder, assignment, target, spec, geometry)
         except DtypeError as problem:
             names = " + ".join(repr(s.name) for s in specs)
-            draft.troubled.add(target)
-            draft.problems.append(f"{names}: {target!r} {problem}")
+            builder.troubled.add(target)
+            builder.problems.append(f"{names}: {target!r} {problem}")
             continue
-        _settle(draft, target, planned)
+        _settle(builder, target, planned)
 
 
 def _places(
-    draft: Draft,
+    builder: PlanBuilder,
     assignment: Assignment,
     specs: Sequence[TensorSpec],
     wanted: Sequence[TargetSpec | None],
@@ -95,7 +95,7 @@ def _places(
         )
     except LayoutError as error:
         for target, shape in zip(assignment.targets, shapes, strict=True):
-            draft.mismatches += [
+            builder.mismatches += [
                 ShapeMismatch(spec.name, spec.shape, target, shape or (), str(error))
                 for spec in specs
             ]
@@ -105,11 +105,11 @@ def _places(
     if len(specs) > 1 and not transform.reduces:
         parts = _unfit_parts(assignment, specs, needed)
         if parts:
-            draft.mismatches += parts
+            builder.mismatches += parts
             return []
     if made != needed:
         joined = " + ".join(spec.name for spec in specs)
-        draft.mismatches += [
+        builder.mismatches += [
             ShapeMismatch(
                 joined,
                 specs[0].shape if len(specs) == 1 else own,
@@ -153,26 +153,26 @@ def _unfit_parts(
 
 
 def _planned(
-    draft: Draft,
+    builder: PlanBuilder,
     assignment: Assignment,
     target: str,
     spec: TargetSpec | None,
     geometry: Geometry,
 ) -> PlannedTensor:
     """The plan of one target whose shape fits."""
-    options, layout = draft.options, geometry.layout
+    options, layout = builder.options, geometry.layout
     names = assignment.sources
     if len(names) > 1:
         names = tuple(names[i] for i in geometry.used) or names
-    stored = tuple([BY_NAME[draft.stored[name].dtype] for name in names])
+    stored = tuple([BY_NAME[builder.stored[name].dtype] for name in names])
     dtype = target_dtype(target, stored, spec, options.dtype)
-    is_new = spec is None or spec.is_meta or (spec.kind == "buffer" and _is_built(draft))
+    is_new = spec is None or spec.is_meta or (spec.kind == "buffer" and _is_built(builder))
     device = device_of(target, options.device)
     transform = assignment.transform
     in_stored_order = is_new and options.stored_order and not transform.reduces
     strides = geometry.strides(stored_order=in_stored_order)
     if spec is not None and not is_new:
-        _refuse_in_place(draft, target, spec)
+        _refuse_in_place(builder, target, spec)
         strides, device = spec.strides or strides, spec.device
     return PlannedTensor(
         name=spec.names[0] if spec else target,
@@ -182,23 +182,23 @@ def _planned(
         strides=strides,
         dtype=dtype.name,
         stored_dtype="+".join(dict.fromkeys([d.name for d in stored])),
-        moves=geometry.moves(assignment.sources, strides),
+        copies=geometry.copies(assignment.sources, strides),
         transform=transform.label,
         reduces=transform.reduces if len(names) > 1 else "",
         tolerance=transform.tolerance if isinstance(transform, Mean) else 0.0,
         layer=assignment.layer,
         device=device,
         is_new=is_new,
-        mapped=_mapped(draft, names, layout, dtype.name, device) if is_new else None,
+        mapped=_mapped(builder, names, layout, dtype.name, device) if is_new else None,
     )
 
 
-def _is_built(draft: Draft) -> bool:
-    return draft.targets is not None and draft.targets.any_meta
+def _is_built(builder: PlanBuilder) -> bool:
+    return builder.targets is not None and builder.targets.any_meta
 
 
-def _refuse_in_place(draft: Draft, target: str, spec: TargetSpec) -> None:
-    options = draft.options
+def _refuse_in_place(builder: PlanBuilder, target: str, spec: TargetSpec) -> None:
+    options = builder.options
     asked = [
         text
         for text, is_asked in (
@@ -218,13 +218,13 @@ def _refuse_in_place(draft: Draft, target: str, spec: TargetSpec) -> None:
 
 
 def _mapped(
-    draft: Draft, names: tuple[str, ...], layout: Layout, dtype: str, device: str
+    builder: PlanBuilder, names: tuple[str, ...], layout: Layout, dtype: str, device: str
 ) -> MappedView | None:
     """The view of the mapped file, if the target can be one as it is stored."""
-    options = draft.options
+    options = builder.options
     if options.mode != "map" or len(names) != 1 or not numel(layout.shape):
         return None
-    spec = draft.stored[names[0]]
+    spec = builder.stored[names[0]]
     view = layout.source_strides()
     if view is None or spec.extent is None or spec.dtype != dtype or device != "cpu":
         return None
@@ -241,19 +241,19 @@ def _is_row_major(shape: Shape, strides: Shape) -> bool:
     return all(size == 1 or found == wanted for size, found, wanted in pairs)
 
 
-def _settle(draft: Draft, target: str, planned: PlannedTensor) -> None:
+def _settle(builder: PlanBuilder, target: str, planned: PlannedTensor) -> None:
     """Enter a planned tensor; a second one for the same target is compared or refused."""
-    before = draft.placed.get(planned.name)
+    before = builder.placed.get(planned.name)
     if before is None:
-        draft.placed[planned.name] = planned
-        draft.placed_by[planned.name] = target
+        builder.placed[planned.name] = planned
+        builder.placed_by[planned.name] = target
         return
-    if draft.placed_by[planned.name] == target:
+    if builder.placed_by[planned.name] == target:
         both = " and ".join(repr(" + ".join(p.sources)) for p in (before, planned))
-        draft.problems.append(f"{both} both fall on {target!r}")
+        builder.problems.append(f"{both} both fall on {target!r}")
         return
     first = planned if target == planned.name else before
     other = before if first is planned else planned
-    draft.placed[planned.name] = first
-    draft.placed_by[planned.name] = planned.name
-    draft.comparisons.append(Comparison(first, other))
+    builder.placed[planned.name] = first
+    builder.placed_by[planned.name] = planned.name
+    builder.comparisons.append(Comparison(first, other))

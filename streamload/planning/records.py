@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from streamload.core.dtypes import BY_NAME, DType
+from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import PlanError, printable
+from streamload.core.options import Settings
 from streamload.core.report import LoadReport, MemoryReport
-from streamload.core.specs import Move, Shape, numel
+from streamload.core.specs import Shape, StridedCopy, numel
 from streamload.planning.problems import fold
 
 __all__ = [
     "Comparison",
     "MappedView",
     "Plan",
-    "PlanOptions",
     "PlannedTensor",
     "TargetSpec",
     "Targets",
@@ -72,32 +72,6 @@ class Targets(Mapping[str, TargetSpec]):
 
 
 @dataclass(frozen=True, slots=True)
-class PlanOptions:
-    """The options of a load that decide what is planned; see ``streamload.LoadOptions``."""
-
-    dtype: DType | None = None
-    device: str | Mapping[str, str] = "cpu"
-    mode: str = "stream"
-    layout: str | None = None
-    strict: bool = True
-    layers: frozenset[int] | None = None
-    renumber: bool = False
-    prefix: str | None = None
-    ties: str = "refuse"
-    overflow: str = "report"
-    replicas: str = "refuse"
-    expected_layers: int | None = None
-    workers: int = 2
-    chunk_bytes: int = 4 << 20
-    staging_bytes: int = 32 << 20
-
-    @property
-    def stored_order(self) -> bool:
-        """True if transposed weights stay strided, in the file's order of bytes."""
-        return self.layout == "stored" or (self.layout is None and self.mode == "map")
-
-
-@dataclass(frozen=True, slots=True)
 class MappedView:
     """A target that is a view of one stored tensor's bytes; numbers in elements."""
 
@@ -115,7 +89,7 @@ class PlannedTensor:
         sources: keys of ``Plan.stored``.
         strides: of the target, in elements; dense.
         dtype, stored_dtype: safetensors names; several stored ones are joined by ``+``.
-        moves: strided copies that cover the target; ``stored_name`` is a key of ``Plan.stored``.
+        copies: strided copies that cover the target; ``stored_name`` is a key of ``Plan.stored``.
         reduces: ``""``, ``"sum"`` or ``"mean"``; then every source covers the whole target.
         is_new: True for a new tensor that is committed, False for one overwritten in place.
         mapped: set if the target is a view of the mapped file and nothing is moved.
@@ -128,7 +102,7 @@ class PlannedTensor:
     strides: Shape
     dtype: str
     stored_dtype: str
-    moves: tuple[Move, ...]
+    copies: tuple[StridedCopy, ...]
     transform: str = ""
     reduces: str = ""
     tolerance: float = 0.0
@@ -166,7 +140,7 @@ class Plan:
     tensors: tuple[PlannedTensor, ...]
     comparisons: tuple[Comparison, ...]
     report: LoadReport
-    options: PlanOptions
+    options: Settings
     stored: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property

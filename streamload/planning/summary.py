@@ -10,7 +10,7 @@ from streamload.mapping.binding import Mapper
 from streamload.mapping.common import layer_of
 from streamload.mapping.fields import layer_count_field, short, too_many
 from streamload.mapping.rules import NameMap
-from streamload.planning.placing import Draft
+from streamload.planning.placing import PlanBuilder
 from streamload.planning.problems import listed
 from streamload.planning.records import PlannedTensor, TargetSpec
 
@@ -24,21 +24,21 @@ __all__ = [
 ]
 
 
-def find_gaps(draft: Draft, mapper: Mapper | None) -> tuple[list[str], list[str]]:
+def find_gaps(builder: PlanBuilder, mapper: Mapper | None) -> tuple[list[str], list[str]]:
     """Names that nothing fills (``missing``), and names left on meta (``unfilled``)."""
-    wrong = {entry.name for entry in draft.mismatches} | draft.troubled
-    if draft.targets is None:
-        absurd = layer_problem(mapper, len(draft.stored))
+    wrong = {entry.name for entry in builder.mismatches} | builder.troubled
+    if builder.targets is None:
+        absurd = layer_problem(mapper, len(builder.stored))
         if absurd:
-            draft.problems.append(absurd)
+            builder.problems.append(absurd)
             return [], []
-        expected = _expected(mapper, draft.options.layers)
-        return [n for n in expected if n not in draft.placed and n not in wrong], []
+        expected = _expected(mapper, builder.options.layers)
+        return [n for n in expected if n not in builder.placed and n not in wrong], []
     missing: list[str] = []
     unfilled: list[str] = []
     kept: list[str] = []
-    for spec in draft.targets.specs:
-        if spec.names[0] in draft.placed or not _takes_part(draft, spec):
+    for spec in builder.targets.specs:
+        if spec.names[0] in builder.placed or not _takes_part(builder, spec):
             continue
         if spec.is_meta:
             unfilled.append(spec.names[0])
@@ -49,7 +49,7 @@ def find_gaps(draft: Draft, mapper: Mapper | None) -> tuple[list[str], list[str]
         else:
             missing.append(spec.names[0])
     if kept:
-        draft.notices.append(f"buffers not in the file, kept as built: {listed(kept)}")
+        builder.notices.append(f"buffers not in the file, kept as built: {listed(kept)}")
     return missing, unfilled
 
 
@@ -73,17 +73,17 @@ def _expected(mapper: Mapper | None, layers: frozenset[int] | None) -> list[str]
     ]
 
 
-def _takes_part(draft: Draft, spec: TargetSpec) -> bool:
-    layers = draft.options.layers
-    if layers is None or draft.options.renumber:
+def _takes_part(builder: PlanBuilder, spec: TargetSpec) -> bool:
+    layers = builder.options.layers
+    if layers is None or builder.options.renumber:
         return True
     layer = layer_of(spec.names[0])
     return layer is None or layer in layers
 
 
-def loaded_entries(draft: Draft) -> tuple[LoadedTensor, ...]:
+def loaded_entries(builder: PlanBuilder) -> tuple[LoadedTensor, ...]:
     """One ledger entry for each placed tensor."""
-    stored = draft.stored
+    stored = builder.stored
     return tuple(
         LoadedTensor(
             tuple(stored[name].name for name in t.sources),
@@ -93,7 +93,7 @@ def loaded_entries(draft: Draft) -> tuple[LoadedTensor, ...]:
             t.shape,
             t.transform,
         )
-        for t in draft.placed.values()
+        for t in builder.placed.values()
     )
 
 
@@ -101,10 +101,10 @@ def _torch_name(name: str) -> str:
     return BY_NAME[name].torch_name or name
 
 
-def tied_groups(draft: Draft, mapper: Mapper | None) -> tuple[tuple[str, ...], ...]:
+def tied_groups(builder: PlanBuilder, mapper: Mapper | None) -> tuple[tuple[str, ...], ...]:
     """Groups of names that are one tensor after the load."""
-    if draft.targets is not None:
-        return tuple(s.names for s in draft.targets.specs if len(s.names) > 1)
+    if builder.targets is not None:
+        return tuple(s.names for s in builder.targets.specs if len(s.names) > 1)
     return mapper.ties if isinstance(mapper, NameMap) else ()
 
 
@@ -114,14 +114,14 @@ def common_dtype(tensors: Sequence[PlannedTensor]) -> str | None:
     return _torch_name(floats.pop()) if len(floats) == 1 else None
 
 
-def map_notices(draft: Draft) -> list[str]:
+def map_notices(builder: PlanBuilder) -> list[str]:
     """Which tensors of a ``mode="map"`` load are streamed after all."""
-    if draft.options.mode != "map":
+    if builder.options.mode != "map":
         return []
-    streamed = [t.name for t in draft.placed.values() if t.mapped is None]
+    streamed = [t.name for t in builder.placed.values() if t.mapped is None]
     if not streamed:
         return []
     return [
-        f"{len(streamed)} of {len(draft.placed)} tensors cannot be mapped as they are stored "
+        f"{len(streamed)} of {len(builder.placed)} tensors cannot be mapped as they are stored "
         f"(cast, re-laid or misaligned) and are streamed: {listed(streamed, 4)}"
     ]

@@ -65,7 +65,7 @@ def convert(
     if names not in ("published", "local"):
         raise ValueError(f"names must be 'published' or 'local', not {names!r}")
     start_s = time.perf_counter()
-    options = settings_from({"dtype": dtype}).plan_options()
+    options = settings_from({"dtype": dtype})
     max_shard_bytes = bound_of_shards(max_shard_bytes)
     given = os.fsdecode(path)
     with open_checkpoint(source) as opened, PeakSampler() as sampler:

@@ -57,7 +57,7 @@ def export(
             another name, which would go on deciding what it holds.
     """
     start_s = time.perf_counter()
-    options = settings_from({"dtype": dtype}).plan_options()
+    options = settings_from({"dtype": dtype})
     max_shard_bytes = bound_of_shards(max_shard_bytes)
     targets = targets_of(module)
     name_map = _backwards(mapping, module, targets)

@@ -16,18 +16,18 @@ import torch
 from streamload.core.dtypes import BY_NAME
 from streamload.engine.execute import Execution, Progress, execute
 from streamload.engine.lanes.cpu import CpuLane, CpuWorker
-from streamload.engine.slabs import Slab, batches
+from streamload.engine.output_chunks import OutputChunk, batches
 from streamload.planning.records import Plan, PlannedTensor
 from streamload.saving.atomic import StagedFile
 from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of
 from streamload.system.pages import empty_pages
 
-__all__ = ["SLAB_BYTES", "Place", "fill"]
+__all__ = ["OUTPUT_CHUNK_BYTES", "Place", "fill"]
 
 # Two of these are staged. One holds the largest matrix of GPT-2 XL in float32, so that none of
 # its transpositions is cut.
-SLAB_BYTES = 40 << 20
+OUTPUT_CHUNK_BYTES = 40 << 20
 
 # Tensor name → (file, offset of its first byte).
 Place = tuple[StagedFile, int]
@@ -57,7 +57,7 @@ def fill(
     buffers = (_Staging(workers), _Staging(workers))
     writer = _Writer()
     try:
-        for turn, batch in enumerate(batches(plan.tensors, SLAB_BYTES)):
+        for turn, batch in enumerate(batches(plan.tensors, OUTPUT_CHUNK_BYTES)):
             staging = buffers[turn % 2]
             made = _make(plan, source, batch, staging, run)
             writer.start([(places[s.name], s, made[key]) for key, s in _keyed(batch)])
@@ -70,7 +70,7 @@ def fill(
     return run
 
 
-_SLAB_KEY = re.compile(r"\\x00\d+(?=['\"])")  # as repr shows the names that ``_keyed`` makes
+_CHUNK_KEY = re.compile(r"\\x00\d+(?=['\"])")  # as repr shows the names that ``_keyed`` makes
 _OVERFLOW = re.compile(r"(?P<name>.+): (?P<count>\d+) (?P<rest>finite values overflow .+)")
 
 
@@ -78,7 +78,7 @@ def _of_whole_tensors(notices: Sequence[str]) -> list[str]:
     """What was noticed slab by slab, told of tensors: their own names, counts added up."""
     counts: Counter[tuple[str, str]] = Counter()
     for notice in notices:
-        text = _SLAB_KEY.sub("", notice)
+        text = _CHUNK_KEY.sub("", notice)
         found = _OVERFLOW.fullmatch(text)
         key, count = (
             ((found["name"], found["rest"]), int(found["count"])) if found else ((text, ""), 0)
@@ -134,16 +134,16 @@ class _KeptWorker(CpuWorker):
         self._idle.append(self)
 
 
-def _keyed(batch: Iterable[Slab]) -> list[tuple[str, Slab]]:
-    """Slabs under names that are unique in the batch."""
-    return [(f"{slab.name}\0{slab.start}", slab) for slab in batch]
+def _keyed(batch: Iterable[OutputChunk]) -> list[tuple[str, OutputChunk]]:
+    """OutputChunks under names that are unique in the batch."""
+    return [(f"{chunk.name}\0{chunk.start}", chunk) for chunk in batch]
 
 
 def _make(
-    plan: Plan, source: Source, batch: list[Slab], staging: _Staging, run: Execution
+    plan: Plan, source: Source, batch: list[OutputChunk], staging: _Staging, run: Execution
 ) -> dict[str, torch.Tensor]:
     """All slabs of a batch, by key, in ``staging``."""
-    tensors = tuple(replace(slab.planned, name=key) for key, slab in _keyed(batch))
+    tensors = tuple(replace(chunk.planned, name=key) for key, chunk in _keyed(batch))
     names = {name for tensor in tensors for name in tensor.sources}
     # The order of the files is kept: it is what reads ahead.
     order = names if len(names) < 64 else [n for n in plan.stored if n in names]
@@ -163,7 +163,7 @@ class _Writer:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def start(self, parts: list[tuple[Place, Slab, torch.Tensor]]) -> None:
+    def start(self, parts: list[tuple[Place, OutputChunk, torch.Tensor]]) -> None:
         """Write ``parts``, once the batch before is written.
 
         Raises:
@@ -174,11 +174,11 @@ class _Writer:
         self._thread = threading.Thread(target=self._write, args=(parts,), daemon=True)
         self._thread.start()
 
-    def _write(self, parts: list[tuple[Place, Slab, torch.Tensor]]) -> None:
+    def _write(self, parts: list[tuple[Place, OutputChunk, torch.Tensor]]) -> None:
         try:
-            for (file, offset), slab, tensor in parts:
+            for (file, offset), chunk, tensor in parts:
                 itemsize = tensor.element_size()
-                file.write(bytes_of(tensor), offset + slab.start * itemsize)
+                file.write(bytes_of(tensor), offset + chunk.start * itemsize)
         except BaseException as error:
             self._error = error  # raised by the caller's thread
 

@@ -10,14 +10,15 @@ import torch
 
 from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import CheckpointError
-from streamload.core.specs import Move, Shape, numel
+from streamload.core.options import Settings
+from streamload.core.specs import Shape, StridedCopy, numel
 from streamload.engine.execute import execute
 from streamload.engine.lanes.cpu import CpuLane
-from streamload.engine.slabs import Slab, batches
+from streamload.engine.output_chunks import OutputChunk, batches
 from streamload.loading.configuration import config_of, find_config
 from streamload.mapping.choose import choose_mapper
 from streamload.mapping.rules import NameMap
-from streamload.planning import Plan, PlannedTensor, PlanOptions, build_plan
+from streamload.planning import Plan, PlannedTensor, build_plan
 from streamload.planning.problems import listed
 from streamload.sources.base import Source
 
@@ -76,7 +77,7 @@ class Comparison:
 
 
 def compare_checkpoints(
-    here: Source, there: Source, options: PlanOptions, *, progress: Progress | None = None
+    here: Source, there: Source, options: Settings, *, progress: Progress | None = None
 ) -> Comparison:
     """Compare all tensors that both hold.
 
@@ -125,7 +126,7 @@ def _config(source: Source) -> Mapping[str, Any] | None:
         return None
 
 
-def _side(source: Source, config: Mapping[str, Any] | None, options: PlanOptions) -> _Side:
+def _side(source: Source, config: Mapping[str, Any] | None, options: Settings) -> _Side:
     """The tensors under local names; those a table does not know keep their own."""
     mapper = choose_mapper(config, source.catalog, None)
     options = replace(options, strict=False)
@@ -175,7 +176,7 @@ class _Run:
     """Goes through the pairs, a few slabs at a time."""
 
     def __init__(
-        self, here: _Side, there: _Side, options: PlanOptions, progress: Progress | None
+        self, here: _Side, there: _Side, options: Settings, progress: Progress | None
     ) -> None:
         self.differences: list[Difference] = []
         self.read = 0
@@ -187,7 +188,7 @@ class _Run:
 
     def compare(self, pairs: Sequence[tuple[PlannedTensor, PlannedTensor]]) -> None:
         """Compare every pair."""
-        held: list[tuple[int, Slab, Slab]] = []
+        held: list[tuple[int, OutputChunk, OutputChunk]] = []
         size = 0
         found: dict[int, Difference] = {}
         for number, (one, two) in enumerate(pairs):
@@ -195,9 +196,9 @@ class _Run:
             if difference is not None:
                 self.differences.append(difference)
                 continue
-            for slabs in _slab_pairs(one, two):
-                held.append((number, *slabs))
-                size += slabs[0].planned.nbytes
+            for chunks in _slab_pairs(one, two):
+                held.append((number, *chunks))
+                size += chunks[0].planned.nbytes
                 if size >= _SLAB_BYTES:
                     self._settle(held, pairs, found)
                     held, size = [], 0
@@ -206,7 +207,7 @@ class _Run:
 
     def _settle(
         self,
-        held: Sequence[tuple[int, Slab, Slab]],
+        held: Sequence[tuple[int, OutputChunk, OutputChunk]],
         pairs: Sequence[tuple[PlannedTensor, PlannedTensor]],
         found: dict[int, Difference],
     ) -> None:
@@ -214,21 +215,21 @@ class _Run:
             return
         ones = self._made(self._sides[0], [one for _, one, _ in held])
         twos = self._made(self._sides[1], [two for _, _, two in held])
-        for (number, slab, _), one, two in zip(held, ones, twos, strict=True):
+        for (number, chunk, _), one, two in zip(held, ones, twos, strict=True):
             counted = _count(one, two, any_nan=self._any_nan)
             if counted is not None:
-                found[number] = _joined(found.get(number), pairs[number], slab.start, counted)
+                found[number] = _joined(found.get(number), pairs[number], chunk.start, counted)
         if self._progress is not None:
             self._progress(self.read, self.total, pairs[held[-1][0]][0].name)
 
-    def _made(self, side: _Side, slabs: Sequence[Slab]) -> list[torch.Tensor]:
-        tensors = tuple(replace(slab.planned, name=str(i)) for i, slab in enumerate(slabs))
+    def _made(self, side: _Side, chunks: Sequence[OutputChunk]) -> list[torch.Tensor]:
+        tensors = tuple(replace(chunk.planned, name=str(i)) for i, chunk in enumerate(chunks))
         names = {name for tensor in tensors for name in tensor.sources}
         stored = {name: side.plan.stored[name] for name in side.plan.stored if name in names}
         part = replace(side.plan, tensors=tensors, comparisons=(), stored=stored)
         run = execute(part, side.source, self._lane)
         self.read += run.bytes_read
-        return [run.tensors[str(i)] for i in range(len(slabs))]
+        return [run.tensors[str(i)] for i in range(len(chunks))]
 
 
 def _unlike(one: PlannedTensor, two: PlannedTensor) -> Difference | None:
@@ -241,36 +242,38 @@ def _unlike(one: PlannedTensor, two: PlannedTensor) -> Difference | None:
     return Difference(one.name, one.sources, two.sources, kind, detail) if kind else None
 
 
-def _slab_pairs(one: PlannedTensor, two: PlannedTensor) -> Iterator[tuple[Slab, Slab]]:
+def _slab_pairs(
+    one: PlannedTensor, two: PlannedTensor
+) -> Iterator[tuple[OutputChunk, OutputChunk]]:
     """Both tensors cut at the same elements; whole where they cannot be."""
     ones, twos = (
-        [slab for batch in batches([tensor], _SLAB_BYTES) for slab in batch]
+        [chunk for batch in batches([tensor], _SLAB_BYTES) for chunk in batch]
         for tensor in (one, two)
     )
     if _cuts(ones) == _cuts(twos):
         yield from zip(ones, twos, strict=True)
     elif _is_plain(two):
-        yield from ((slab, _clipped(two, slab)) for slab in ones)
+        yield from ((chunk, _clipped(two, chunk)) for chunk in ones)
     elif _is_plain(one):
-        yield from ((_clipped(one, slab), slab) for slab in twos)
+        yield from ((_clipped(one, chunk), chunk) for chunk in twos)
     else:
         yield _whole(one), _whole(two)
 
 
-def _cuts(slabs: Sequence[Slab]) -> list[tuple[int, int]]:
-    return [(slab.start, numel(slab.planned.shape)) for slab in slabs]
+def _cuts(chunks: Sequence[OutputChunk]) -> list[tuple[int, int]]:
+    return [(chunk.start, numel(chunk.planned.shape)) for chunk in chunks]
 
 
 def _is_plain(tensor: PlannedTensor) -> bool:
     """True if it can be cut anywhere."""
-    return all(m.source_strides == (1,) and m.target_strides == (1,) for m in tensor.moves)
+    return all(m.source_strides == (1,) and m.target_strides == (1,) for m in tensor.copies)
 
 
-def _clipped(tensor: PlannedTensor, slab: Slab) -> Slab:
+def _clipped(tensor: PlannedTensor, chunk: OutputChunk) -> OutputChunk:
     """The elements of a plain tensor that ``slab`` holds of the other."""
-    start, count = slab.start, numel(slab.planned.shape)
-    moves = tuple(
-        Move(
+    start, count = chunk.start, numel(chunk.planned.shape)
+    copies = tuple(
+        StridedCopy(
             m.stored_name,
             (high - low,),
             (1,),
@@ -278,15 +281,17 @@ def _clipped(tensor: PlannedTensor, slab: Slab) -> Slab:
             (1,),
             low - start,
         )
-        for m in tensor.moves
+        for m in tensor.copies
         if (low := max(m.target_offset, start))
         < (high := min(m.target_offset + m.shape[0], start + count))
     )
-    return Slab(tensor.name, start, replace(tensor, shape=(count,), strides=(1,), moves=moves))
+    return OutputChunk(
+        tensor.name, start, replace(tensor, shape=(count,), strides=(1,), copies=copies)
+    )
 
 
-def _whole(tensor: PlannedTensor) -> Slab:
-    return Slab(tensor.name, 0, replace(tensor, shape=(numel(tensor.shape),), strides=(1,)))
+def _whole(tensor: PlannedTensor) -> OutputChunk:
+    return OutputChunk(tensor.name, 0, replace(tensor, shape=(numel(tensor.shape),), strides=(1,)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,7 +211,7 @@ def _compared(
     progress: Callable[[int, int, str], object] | None,
 ) -> VerifyReport:
     with open_checkpoint(path) as here, open_checkpoint(against) as there:
-        found = compare_checkpoints(here, there, settings.plan_options(), progress=progress)
+        found = compare_checkpoints(here, there, settings, progress=progress)
     return VerifyReport(
         path,
         against,

@@ -7,10 +7,11 @@ import torch
 
 import streamload
 from streamload import MemorySource, NameMap, Rule, Split, Transpose
+from streamload.core.options import Settings
 from streamload.engine.casts import can_overflow, count_overflows
 from streamload.engine.execute import execute
 from streamload.engine.lanes.cpu import CpuLane
-from streamload.planning import PlanOptions, build_plan
+from streamload.planning import build_plan
 from tests.support.tiny import bag, same_bits, write
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -168,7 +169,7 @@ def test_one_source_for_targets_of_two_dtypes_is_rounded_once():
     from streamload.module.commit import existing_tensors, targets_of
 
     source = MemorySource({"w": w})
-    plan = build_plan(source.catalog, table, targets_of(module), PlanOptions(staging_bytes=64))
+    plan = build_plan(source.catalog, table, targets_of(module), Settings(staging_bytes=64))
     plan.raise_if_refused()
     execute(plan, source, CpuLane(chunk_bytes=16), existing=existing_tensors(module, plan))
     assert same_bits(module.a.detach(), w.t()[:4].bfloat16())

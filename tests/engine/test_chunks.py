@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from streamload.core.specs import contiguous_strides, numel
 from streamload.engine.chunks import cut
-from streamload.engine.slabs import batches
+from streamload.engine.output_chunks import batches
 from streamload.mapping.layout import Layout, concat
 from streamload.planning.records import PlannedTensor
 
@@ -31,20 +31,20 @@ def moves_of_one_tensor(draw):
         layouts = [layouts[0].narrow(dim, start, n) for start, n in pieces if n]
     dims = draw(st.permutations(range(len(shape))))
     layouts = [layout.permute(dims) for layout in layouts]
-    moves = [(i, m) for i, layout in enumerate(layouts) for m in layout.moves(["s"])]
-    return shape, layouts, moves
+    copies = [(i, m) for i, layout in enumerate(layouts) for m in layout.copies(["s"])]
+    return shape, layouts, copies
 
 
 @settings(deadline=None)
 @given(made=moves_of_one_tensor(), chunk=st.integers(1, 300), staging=st.integers(1, 300))
 def test_every_element_is_moved_once_and_blocks_keep_to_their_size(made, chunk, staging):
-    shape, layouts, moves = made
+    shape, layouts, copies = made
     stored = torch.arange(numel(shape)).float()
     targets = [torch.full((numel(layout.shape),), -1.0) for layout in layouts]
     writes = [torch.zeros(numel(layout.shape)) for layout in layouts]
     position = 0
     for block in cut(
-        moves, itemsize=4, chunk_bytes=chunk, staging_bytes=staging, staged_itemsize=4
+        copies, itemsize=4, chunk_bytes=chunk, staging_bytes=staging, staged_itemsize=4
     ):
         assert block.start >= position, "blocks are in the file's order and do not overlap"
         position = block.stop
@@ -59,16 +59,16 @@ def test_every_element_is_moved_once_and_blocks_keep_to_their_size(made, chunk, 
             view(writes[part.target], *place).add_(1)
     assert all((w == 1).all() for w in writes)
     for layout, target in zip(layouts, targets, strict=True):
-        (move,) = layout.moves(["s"])
-        wanted = view(stored, move.shape, move.source_strides, move.source_offset)
-        got = view(target, move.shape, move.target_strides, move.target_offset)
+        (copy,) = layout.copies(["s"])
+        wanted = view(stored, copy.shape, copy.source_strides, copy.source_offset)
+        got = view(target, copy.shape, copy.target_strides, copy.target_offset)
         assert torch.equal(got, wanted)
 
 
 def test_a_large_matrix_that_is_turned_goes_in_panels_of_whole_rows():
     layout = Layout.whole(0, (100, 8)).permute((1, 0))
-    moves = [(0, m) for m in layout.moves(["s"])]
-    blocks = list(cut(moves, itemsize=4, chunk_bytes=64, staging_bytes=320, staged_itemsize=4))
+    copies = [(0, m) for m in layout.copies(["s"])]
+    blocks = list(cut(copies, itemsize=4, chunk_bytes=64, staging_bytes=320, staged_itemsize=4))
     assert all(block.staged for block in blocks)
     assert {(b.stop - b.start) * 4 for b in blocks} == {320}
     assert all(b.start % 8 == 0 for b in blocks)
@@ -78,7 +78,7 @@ def test_what_is_left_out_at_the_ends_is_not_read():
     layout = Layout.whole(0, (10, 4)).narrow(0, 3, 2)
     blocks = list(
         cut(
-            [(0, m) for m in layout.moves(["s"])],
+            [(0, m) for m in layout.copies(["s"])],
             itemsize=4,
             chunk_bytes=1 << 20,
             staging_bytes=1,
@@ -111,7 +111,7 @@ def test_slabs_make_every_element_of_every_target_once(shapes, budget, data):
                 contiguous_strides(layout.shape),
                 "F32",
                 "F32",
-                layout.moves([f"s{at}"]),
+                layout.copies([f"s{at}"]),
             )
         )
         expected[name] = numel(layout.shape)
@@ -119,10 +119,10 @@ def test_slabs_make_every_element_of_every_target_once(shapes, budget, data):
     for batch in batches(planned, budget):
         for slab in batch:
             made = torch.full((numel(slab.planned.shape),), -1.0)
-            for move in slab.planned.moves:
-                stored = torch.arange(float(numel(shapes[int(move.stored_name[1:])])))
-                source = view(stored, move.shape, move.source_strides, move.source_offset)
-                view(made, move.shape, move.target_strides, move.target_offset).copy_(source)
+            for copy in slab.planned.copies:
+                stored = torch.arange(float(numel(shapes[int(copy.stored_name[1:])])))
+                source = view(stored, copy.shape, copy.source_strides, copy.source_offset)
+                view(made, copy.shape, copy.target_strides, copy.target_offset).copy_(source)
             assert (made >= 0).all()
             covered[slab.name][slab.start : slab.start + made.numel()] += 1
             whole = next(p for p in planned if p.name == slab.name)
@@ -132,8 +132,8 @@ def test_slabs_make_every_element_of_every_target_once(shapes, budget, data):
 
 def assembled(planned, shapes):
     target = torch.full((numel(planned.shape),), -1.0)
-    for move in planned.moves:
-        stored = torch.arange(float(numel(shapes[int(move.stored_name[1:])])))
-        source = view(stored, move.shape, move.source_strides, move.source_offset)
-        view(target, move.shape, move.target_strides, move.target_offset).copy_(source)
+    for copy in planned.copies:
+        stored = torch.arange(float(numel(shapes[int(copy.stored_name[1:])])))
+        source = view(stored, copy.shape, copy.source_strides, copy.source_offset)
+        view(target, copy.shape, copy.target_strides, copy.target_offset).copy_(source)
     return target

@@ -6,10 +6,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 import streamload
+from streamload.core.options import Settings
 from streamload.engine.execute import execute
 from streamload.engine.lanes.choice import DeviceLanes, unusable
 from streamload.engine.lanes.device import DeviceLane, PlainOps
-from streamload.planning import PlanOptions, build_plan
+from streamload.planning import build_plan
 from streamload.sources.in_memory import MemorySource
 from tests.engine.fake_device import FakeOps
 from tests.engine.test_ring import RULES, expected_tensors, run, stored_tensors
@@ -86,7 +87,7 @@ def test_each_tensor_goes_to_its_own_device():
     stored = stored_tensors(1)
     source = MemorySource(stored)
     where = {"": "a", "left": "b", "turned.1": "b", "qk.2": "c"}
-    options = PlanOptions(device=where, workers=4, chunk_bytes=512, staging_bytes=1024)
+    options = Settings(device=where, workers=4, chunk_bytes=512, staging_bytes=1024)
     plan = build_plan(source.catalog, RULES, None, options)
     made = {"a": {}, "b": {}, "c": {}}
 

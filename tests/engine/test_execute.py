@@ -12,9 +12,10 @@ from safetensors import safe_open
 
 import streamload
 from streamload import MemorySource, NameMap, Rule, Transpose
+from streamload.core.options import Settings
 from streamload.engine.execute import execute
 from streamload.engine.lanes.cpu import CpuLane
-from streamload.planning import PlanOptions, build_plan
+from streamload.planning import build_plan
 from streamload.sources import files
 from tests.support.tiny import (
     bag,
@@ -82,7 +83,7 @@ def test_transposes_in_panels(layout, dtype, staging_bytes):
     source = MemorySource({"w": w})
     from streamload.core.dtypes import parse_dtype
 
-    options = PlanOptions(
+    options = Settings(
         layout=layout, dtype=parse_dtype(dtype), staging_bytes=staging_bytes, chunk_bytes=60
     )
     plan = build_plan(source.catalog, NameMap((Rule("w", "w", Transpose()),)), None, options)
@@ -335,7 +336,7 @@ class TestTogether:
             tmp_path / "x.safetensors", {f"t{i}": torch.full((64, 64), float(i)) for i in range(12)}
         )
         with streamload.open_checkpoint(path) as source:
-            plan = build_plan(source.catalog, None, None, PlanOptions(chunk_bytes=512))
+            plan = build_plan(source.catalog, None, None, Settings(chunk_bytes=512))
 
             def right():
                 made = execute(plan, source, CpuLane(chunk_bytes=512)).tensors

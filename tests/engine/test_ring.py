@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from streamload.core.dtypes import BY_TORCH_NAME
+from streamload.core.options import Settings
 from streamload.engine.execute import execute
 from streamload.engine.lanes.device import DeviceLane
 from streamload.engine.lanes.ring import Ring
 from streamload.mapping.rules import NameMap, Rule
 from streamload.mapping.transforms import Concat, Split, Transpose
-from streamload.planning import PlanOptions, build_plan
+from streamload.planning import build_plan
 from streamload.sources.in_memory import MemorySource
 from tests.engine.fake_device import FakeOps, HazardError
 
@@ -58,7 +59,7 @@ def expected_tensors(stored, dtype):
 
 def run(ops, stored, *, dtype=None, slots=1, slot_bytes=256, workers=8, chunk_bytes=512):
     source = MemorySource(stored)
-    options = PlanOptions(
+    options = Settings(
         dtype=None if dtype is None else BY_TORCH_NAME[str(dtype).removeprefix("torch.")],
         workers=workers,
         chunk_bytes=chunk_bytes,
@@ -134,7 +135,7 @@ def test_the_ring_is_all_the_host_memory_there_is():
         ops = FakeOps(discards=True)
         stored = {"plain.0": torch.zeros(rows, 64), "turned.0": torch.zeros(rows, 64)}
         source = MemorySource(stored)
-        plan = build_plan(source.catalog, RULES, None, PlanOptions(workers=8, chunk_bytes=8192))
+        plan = build_plan(source.catalog, RULES, None, Settings(workers=8, chunk_bytes=8192))
         execute(plan, source, DeviceLane(ops, slots=4, slot_bytes=4096))
         assert 4096 <= ops.host_bytes <= 4 * 4096
 

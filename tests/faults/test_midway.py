@@ -18,6 +18,7 @@ import torch
 
 import streamload
 from streamload import MemorySource
+from streamload.core.options import Settings
 from streamload.engine.lanes.cpu import CpuLane, CpuWorker
 from streamload.sources import files
 from tests.faults.sources import COUNT, KINDS, TENSORS, data_file, same
@@ -243,10 +244,10 @@ def test_a_worker_that_dies(tmp_path, monkeypatch, fault, source_kind):
 
 def _from_memory():
     from streamload.engine.execute import execute
-    from streamload.planning import PlanOptions, build_plan
+    from streamload.planning import build_plan
 
     source = MemorySource(TENSORS)
-    plan = build_plan(source.catalog, None, None, PlanOptions(chunk_bytes=2048))
+    plan = build_plan(source.catalog, None, None, Settings(chunk_bytes=2048))
     return execute(plan, source, CpuLane(chunk_bytes=2048)).tensors
 
 

@@ -20,11 +20,12 @@ from streamload import (
     Sum,
     Transpose,
 )
+from streamload.core.options import Settings
 from streamload.engine.execute import execute
 from streamload.engine.lanes.cpu import CpuLane
 from streamload.mapping.applying import apply
 from streamload.mapping.layout import Axis, Layout, LayoutError, Piece
-from streamload.planning import PlanOptions, build_plan
+from streamload.planning import build_plan
 from tests.mapping.test_transforms import counted, exported, loaded
 from tests.support.tiny import same_bits
 
@@ -152,7 +153,7 @@ def test_a_sum_may_be_relaid_afterwards():
     parts = {"sa": counted(2, 3), "sb": counted(2, 3, start=5)}
     table = NameMap((Rule(tuple(parts), "t", Chain(Sum(), Transpose())),))
     source = MemorySource(parts)
-    plan = build_plan(source.catalog, table, None, PlanOptions())
+    plan = build_plan(source.catalog, table, None, Settings())
     made = execute(plan, source, CpuLane(chunk_bytes=64)).tensors["t"]
     assert same_bits(made, (parts["sa"] + parts["sb"]).t().contiguous())
 

@@ -25,10 +25,10 @@ def carried_out(layout: Layout, *sources: torch.Tensor, strides=None) -> torch.T
     target = torch.full((numel(layout.shape),), -1.0)
     writes = torch.zeros(numel(layout.shape), dtype=torch.int64)
     names = [str(i) for i in range(len(sources))]
-    for move in layout.moves(names, strides):
-        flat = sources[int(move.stored_name)].reshape(-1)
-        source = torch.as_strided(flat, move.shape, move.source_strides, move.source_offset)
-        view = (move.shape, move.target_strides, move.target_offset)
+    for copy in layout.copies(names, strides):
+        flat = sources[int(copy.stored_name)].reshape(-1)
+        source = torch.as_strided(flat, copy.shape, copy.source_strides, copy.source_offset)
+        view = (copy.shape, copy.target_strides, copy.target_offset)
         torch.as_strided(target, *view).copy_(source)
         torch.as_strided(writes, *view).add_(1)
     assert (writes == 1).all()
@@ -115,8 +115,8 @@ def test_stored_order_is_dense_and_keeps_the_files_order(shape, data):
     assert torch.equal(
         carried_out(layout, counted(shape), strides=strides), counted(shape).permute(dims)
     )
-    (move,) = layout.moves(["0"], strides)
-    assert move.source_strides == move.target_strides == (1,) or numel(shape) == 1
+    (copy,) = layout.copies(["0"], strides)
+    assert copy.source_strides == copy.target_strides == (1,) or numel(shape) == 1
 
 
 def test_a_target_of_several_pieces_is_no_view():
@@ -128,8 +128,8 @@ def test_a_target_of_several_pieces_is_no_view():
 @given(shape=SHAPES, data=st.data())
 def test_inverse_moves_go_back(shape, data):
     dims = data.draw(st.permutations(range(len(shape))))
-    (move,) = Layout.whole(0, shape).permute(dims).moves(["0"])
-    back = inverse(move, "t")
+    (copy,) = Layout.whole(0, shape).permute(dims).copies(["0"])
+    back = inverse(copy, "t")
     moved = counted(shape).permute(dims).reshape(-1)
     restored = torch.empty(numel(shape))
     torch.as_strided(restored, back.shape, back.target_strides, back.target_offset).copy_(
@@ -137,19 +137,19 @@ def test_inverse_moves_go_back(shape, data):
     )
     assert torch.equal(restored, counted(shape).reshape(-1))
     again = inverse(back, "0")
-    assert (again.shape, again.source_strides) == (move.shape, move.source_strides)
+    assert (again.shape, again.source_strides) == (copy.shape, copy.source_strides)
 
 
 def test_moves_have_as_few_axes_as_can_be():
-    assert Layout.whole(0, (2, 3, 4)).moves(["a"])[0].shape == (24,)
-    assert Layout.whole(0, (2, 3, 4)).permute((1, 2, 0)).moves(["a"])[0].shape == (2, 12)
-    assert Layout.whole(0, ()).moves(["a"])[0].shape == (1,)
+    assert Layout.whole(0, (2, 3, 4)).copies(["a"])[0].shape == (24,)
+    assert Layout.whole(0, (2, 3, 4)).permute((1, 2, 0)).copies(["a"])[0].shape == (2, 12)
+    assert Layout.whole(0, ()).copies(["a"])[0].shape == (1,)
     assert coalesced("a", [(1, 7, 9), (3, 1, 1)], 0, 0).shape == (3,)
 
 
 def test_nothing_is_moved_for_targets_without_elements():
-    assert Layout.whole(0, (0, 2**62)).moves(["a"]) == ()
-    assert concat([Layout.whole(0, (0, 2)), Layout.whole(1, (3, 2))], 0).moves(["a", "b"])[
+    assert Layout.whole(0, (0, 2**62)).copies(["a"]) == ()
+    assert concat([Layout.whole(0, (0, 2)), Layout.whole(1, (3, 2))], 0).copies(["a", "b"])[
         0
     ].shape == (6,)
 

@@ -3,11 +3,12 @@
 import pytest
 
 import streamload
+from streamload.core.options import Settings
 from streamload.core.specs import Catalog, TensorSpec
 from streamload.mapping.registry import known_model_types, mappings_for
 from streamload.models.registry import MODEL_TYPES, build_model
 from streamload.module.commit import targets_of
-from streamload.planning import PlanOptions, build_plan
+from streamload.planning import build_plan
 
 LLAMA_1B = {
     "hidden_size": 2048,
@@ -72,7 +73,7 @@ def test_every_table_fills_its_whole_model(name):
     for table in tables:
         if "biases" in name and "tok_embeddings.weight" in table.rules[0].sources:
             continue  # Meta's files have none
-        made = build_plan(stored_by(table, targets), table, targets, PlanOptions())
+        made = build_plan(stored_by(table, targets), table, targets, Settings())
         assert made.problems == ()
         filled = {n for t in made.tensors for n in (t.name, *t.aliases)}
         assert filled == set(targets)
@@ -137,5 +138,5 @@ def test_a_partition_that_lacks_a_tensor_is_named():
     targets = targets_of(model)
     lacking = "layer_3.model_1.mlp.dense_4h_to_h.bias"
     tensors = {n: s for n, s in stored_by(table, targets).items() if n != lacking}
-    problems = build_plan(Catalog(tensors), table, targets, PlanOptions()).problems
+    problems = build_plan(Catalog(tensors), table, targets, Settings()).problems
     assert any(repr(lacking) in problem for problem in problems)

@@ -22,11 +22,12 @@ from streamload import (
     Sum,
     Transpose,
 )
+from streamload.core.options import Settings
 from streamload.core.specs import contiguous_strides
 from streamload.engine.execute import execute
 from streamload.engine.lanes.cpu import CpuLane
 from streamload.mapping.layout import Layout, LayoutError
-from streamload.planning import PlanOptions, Targets, TargetSpec, build_plan
+from streamload.planning import Targets, TargetSpec, build_plan
 from streamload.planning.inverse import build_export_plan
 from tests.support.tiny import same_bits
 
@@ -41,7 +42,7 @@ def counted(*shape: int, start: int = 0) -> torch.Tensor:
 def loaded(sources, rule, **options):
     """The targets, made by plan and engine from tensors in memory."""
     source = MemorySource(sources)
-    plan = build_plan(source.catalog, NameMap((rule,)), None, PlanOptions(**options))
+    plan = build_plan(source.catalog, NameMap((rule,)), None, Settings(**options))
     plan.raise_if_refused()
     made = execute(plan, source, CpuLane(chunk_bytes=plan.options.chunk_bytes)).tensors
     return [made[name] for name in rule.targets]
@@ -56,7 +57,7 @@ def exported(locals_, rule):
             for n, t in locals_.items()
         )
     )
-    plan = build_export_plan(source.catalog.tensors, NameMap((rule,)), targets, PlanOptions())
+    plan = build_export_plan(source.catalog.tensors, NameMap((rule,)), targets, Settings())
     plan.raise_if_refused()
     made = execute(plan, source, CpuLane(chunk_bytes=64)).tensors
     return [made[name] for name in rule.sources]

@@ -11,8 +11,9 @@ import torch
 import streamload
 from streamload import Concat, MemorySource, NameMap, Rule, Split, Transpose
 from streamload.core.dtypes import BY_NAME, parse_dtype
+from streamload.core.options import Settings
 from streamload.core.specs import Catalog, Extent, TensorSpec
-from streamload.planning import PlanOptions, Targets, TargetSpec, build_plan
+from streamload.planning import Targets, TargetSpec, build_plan
 
 
 def catalog(**tensors):
@@ -59,7 +60,7 @@ def test_every_problem_is_listed_at_once():
             param("gone"),
             param("ints", shape=(2,)),
         ),
-        PlanOptions(expected_layers=3, device={"a": "cpu"}),
+        Settings(expected_layers=3, device={"a": "cpu"}),
         source="path",
     )
     report = made.report
@@ -98,7 +99,7 @@ def test_shapes_are_never_padded_cut_broadcast_or_reshaped(stored, wanted, stric
         catalog(w=stored, ok=(1,)),
         None,
         targets(param("w", shape=wanted), param("ok", shape=(1,))),
-        PlanOptions(strict=strict),
+        Settings(strict=strict),
     )
     (entry,) = made.report.shape_mismatch
     assert (entry.source, entry.stored_shape) == ("w", stored)
@@ -116,7 +117,7 @@ def test_close_names_are_suggested():
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("stored", [{}, {"x": (3,)}, {"w": (9, 9)}])
 def test_loading_nothing_is_always_a_failure(strict, stored):
-    made = build_plan(catalog(**stored), None, targets(param("w")), PlanOptions(strict=strict))
+    made = build_plan(catalog(**stored), None, targets(param("w")), Settings(strict=strict))
     assert not made.ok
     assert "nothing would be loaded" in "; ".join(made.problems)
 
@@ -140,7 +141,7 @@ class TestFused:
             catalog(q=(4, 3), v=(2, 3), ok=(1,)),
             NameMap((*self.qkv.rules, Rule("ok", "ok"))),
             targets(param("qkv", shape=(8, 3)), param("ok", shape=(1,))),
-            PlanOptions(strict=strict),
+            Settings(strict=strict),
         )
         assert made.report.missing == ("qkv",)
         assert made.ok is not strict
@@ -206,7 +207,7 @@ class TestNames:
             catalog(h__0__w=(2, 3), h__1__w=(2, 3)),
             None,
             targets(param("h.0.w"), param("h.1.w")),
-            PlanOptions(expected_layers=expected),
+            Settings(expected_layers=expected),
         )
         assert made.ok is ok
         if not ok:
@@ -215,25 +216,25 @@ class TestNames:
     def test_prefix_takes_part_of_the_file(self):
         stored = catalog(enc__w=(2, 3), dec__w=(9,), encoder__w=(7,))
         for prefix in ("enc", "enc."):
-            made = build_plan(stored, None, targets(param("w")), PlanOptions(prefix=prefix))
+            made = build_plan(stored, None, targets(param("w")), Settings(prefix=prefix))
             assert made.ok
             assert made.report.loaded[0].sources == ("enc.w",)
-        made = build_plan(stored, None, targets(param("w")), PlanOptions(prefix="nope"))
+        made = build_plan(stored, None, targets(param("w")), Settings(prefix="nope"))
         assert "nothing would be loaded" in "; ".join(made.problems)
 
     def test_layers_choose_blocks(self):
         stored = catalog(h__0__w=(2, 3), h__1__w=(2, 3), emb=(2, 3))
         module = targets(param("h.0.w"), param("h.1.w"), param("emb"))
-        made = build_plan(stored, None, module, PlanOptions(layers=frozenset({1})))
+        made = build_plan(stored, None, module, Settings(layers=frozenset({1})))
         assert made.ok
         assert [t.name for t in made.tensors] == ["h.1.w", "emb"]
-        made = build_plan(stored, None, module, PlanOptions(layers=frozenset({1, 7})))
+        made = build_plan(stored, None, module, Settings(layers=frozenset({1, 7})))
         assert "no block 7" in "; ".join(made.problems)
 
     def test_a_scale_that_is_not_applied_is_told(self):
         stored = catalog(w=((2, 3), "F8_E4M3"), w_scale_inv=((1,), "F32"))
         for mapper in (None, lambda n: "w" if n == "w" else None):
-            made = build_plan(stored, mapper, targets(param("w")), PlanOptions(strict=False))
+            made = build_plan(stored, mapper, targets(param("w")), Settings(strict=False))
             assert any("scale 'w_scale_inv' is not applied" in n for n in made.report.notices)
         assert not build_plan(stored, None, targets(param("w"))).ok
 
@@ -250,7 +251,7 @@ class TestNames:
         others = {"l__bias": (3,), "m__weight": ((2, 3), "F8_E5M2"), "m__shift": (3,)}
         tensors = {"l__weight": ((2, 3), "F8_E4M3"), name: ((1,), "F32"), **others}
         stored = catalog(**{start + n.replace(".", "__"): t for n, t in tensors.items()})
-        options = PlanOptions(strict=False, prefix=prefix)
+        options = Settings(strict=False, prefix=prefix)
         full = start.replace("__", ".")
         for mapper in (None, lambda n: n if n in ("l.weight", "m.weight") else None):
             made = build_plan(
@@ -266,7 +267,7 @@ class TestNames:
             up=((2, 3), "F8_E4M3"), down=((2, 3), "F8_E4M3"), up_scale=(1,), norm__scale=(3,)
         )
         module = targets(param("up"), param("down"))
-        made = build_plan(stored, None, module, PlanOptions(strict=False))
+        made = build_plan(stored, None, module, Settings(strict=False))
         (notice,) = [n for n in made.report.notices if "not applied" in n]
         assert notice.startswith("'up' is F8_E4M3 and its scale 'up_scale'")
 
@@ -311,7 +312,7 @@ def test_only_floats_are_cast_and_kinds_never_change(stored, own, meta, asked, e
         catalog(w=((2, 8), stored)),
         None,
         targets(param("w", shape=(2, 8), dtype=own, is_meta=meta)),
-        PlanOptions(dtype=parse_dtype(asked)),
+        Settings(dtype=parse_dtype(asked)),
     )
     assert made.ok is (expected is not None)
     if expected is None:
@@ -326,7 +327,7 @@ def test_only_floats_are_cast_and_kinds_never_change(stored, own, meta, asked, e
 )
 def test_rotary_tables_are_never_rounded(name):
     stored = Catalog({name: TensorSpec(name, "F32", (4,), "f", Extent("f", 0, 16))})
-    made = build_plan(stored, None, None, PlanOptions(dtype=BY_NAME["BF16"]))
+    made = build_plan(stored, None, None, Settings(dtype=BY_NAME["BF16"]))
     assert made.tensors[0].dtype == "F32"
 
 
@@ -373,12 +374,12 @@ class TestDevices:
         ],
     )
     def test_maps_at_fault_are_told(self, device, says):
-        made = build_plan(self.stored, None, self.module, PlanOptions(device=device))
+        made = build_plan(self.stored, None, self.module, Settings(device=device))
         assert says in "; ".join(made.problems)
 
     def test_the_longest_prefix_counts(self):
         device = {"": "a", "lin": "b", "lin.b": "c"}
-        made = build_plan(self.stored, None, self.module, PlanOptions(device=device))
+        made = build_plan(self.stored, None, self.module, Settings(device=device))
         assert {t.name: t.device for t in made.tensors} == {
             "emb.w": "a",
             "lin.w": "b",
@@ -401,7 +402,7 @@ class TestInPlace:
         ],
     )
     def test_options_that_need_new_tensors(self, options, says):
-        made = build_plan(catalog(w=(2, 3)), None, self.module, PlanOptions(**options))
+        made = build_plan(catalog(w=(2, 3)), None, self.module, Settings(**options))
         text = "; ".join(made.problems)
         assert says in text
         assert "empty_weights" in text
@@ -434,7 +435,7 @@ class TestBuffers:
     def test_a_real_buffer_in_the_file_becomes_a_new_one_of_its_own_dtype(self):
         module = targets(param("w"), param("b", kind="buffer", is_meta=False))
         made = build_plan(
-            catalog(w=(2, 3), b=((2, 3), "BF16")), None, module, PlanOptions(dtype=BY_NAME["F16"])
+            catalog(w=(2, 3), b=((2, 3), "BF16")), None, module, Settings(dtype=BY_NAME["F16"])
         )
         planned = {t.name: t for t in made.tensors}
         assert planned["b"].is_new
@@ -442,7 +443,7 @@ class TestBuffers:
 
 
 def test_memory_is_the_new_tensors_and_the_buffers():
-    options = PlanOptions(workers=2, chunk_bytes=8, dtype=BY_NAME["BF16"])
+    options = Settings(workers=2, chunk_bytes=8, dtype=BY_NAME["BF16"])
     made = build_plan(catalog(w=(2, 3)), None, targets(param("w")), options)
     assert made.memory.needed_bytes == 12 + 2 * 8
     made = build_plan(
@@ -451,14 +452,12 @@ def test_memory_is_the_new_tensors_and_the_buffers():
         targets(param("w", shape=(3, 2))),
     )
     assert made.memory.staging_bytes == 2 * (24 + 24)
-    made = build_plan(catalog(w=(2, 3)), None, targets(param("w")), PlanOptions(mode="map"))
+    made = build_plan(catalog(w=(2, 3)), None, targets(param("w")), Settings(mode="map"))
     assert made.memory.needed_bytes == 0
 
 
 def test_a_plan_can_be_pickled():
-    made = build_plan(
-        catalog(w=(2, 3)), None, targets(param("w")), PlanOptions(dtype=BY_NAME["BF16"])
-    )
+    made = build_plan(catalog(w=(2, 3)), None, targets(param("w")), Settings(dtype=BY_NAME["BF16"]))
     again = pickle.loads(pickle.dumps(made))
     assert again.report == made.report
     assert again.tensors == made.tensors
@@ -492,7 +491,7 @@ class TestMessages:
         names = [f"blocks.{i}.some.long.name.weight" for i in range(60)]
         module = targets(*(param(n, is_meta=False, strides=(3, 1)) for n in names))
         stored = catalog(**dict.fromkeys(names, (2, 3)))
-        for options in (PlanOptions(mode="map"), PlanOptions(dtype=BY_NAME["BF16"])):
+        for options in (Settings(mode="map"), Settings(dtype=BY_NAME["BF16"])):
             made = build_plan(stored, None, module, options)
             with pytest.raises(streamload.PlanError, match="each of 60 tensors") as caught:
                 made.raise_if_refused()
@@ -501,7 +500,7 @@ class TestMessages:
             assert sum("overwritten in place" in p for p in caught.value.report.problems) == 60
 
     def test_where_only_shapes_do_not_fit_the_names_are_not_blamed(self):
-        loose = PlanOptions(strict=False)
+        loose = Settings(strict=False)
         made = build_plan(catalog(w=(2, 4)), None, targets(param("w")), loose)
         assert made.problems == (
             "nothing would be loaded: names fit, shapes do not (1); "
@@ -519,6 +518,6 @@ class TestMessages:
 
     def test_what_stays_on_meta_is_counted_last(self):
         module = targets(param("w"), param("gone"))
-        made = build_plan(catalog(w=(2, 3)), None, module, PlanOptions(strict=False))
+        made = build_plan(catalog(w=(2, 3)), None, module, Settings(strict=False))
         counts = "loaded=1 missing=1 unexpected=0 shape_mismatch=0 unfilled=1"
         assert made.report.summary() == counts

@@ -35,7 +35,7 @@ def command(directory: str | None, verbose: bool, as_json: bool) -> None:
     tell(f"{heading('checkpoint')} {printable(folder)}")
 
     import streamload
-    from streamload.cli import trials
+    from streamload.cli.render import trials
 
     loaded = streamload.load(folder)
     tell(f"{heading('load')} {loaded.report.to_text(verbose=verbose)}\n")
@@ -95,8 +95,8 @@ def _side_by_side(before: str, after: str, width: int = 38) -> list[str]:
 def _refusal(folder: str, loaded: Any) -> str:
     """Load a copy of the checkpoint with one misshapen weight into the model; what it says."""
     import streamload
-    from streamload.cli import trials
     from streamload.cli.errors import one_line
+    from streamload.cli.render import trials
 
     values = trials.fingerprint(loaded.model)
     with tempfile.TemporaryDirectory(prefix="streamload-") as temporary:

@@ -8,10 +8,10 @@ from typing import Protocol
 
 import torch
 
-from streamload.engine.chunks import Block
+from streamload.engine.chunks import Chunk
 from streamload.planning.records import PlannedTensor
 
-__all__ = ["Lane", "LaneWorker", "ReadElements", "Sink"]
+__all__ = ["Lane", "LaneWorker", "ReadElements", "Destination"]
 
 
 class ReadElements(Protocol):
@@ -29,7 +29,7 @@ class ReadElements(Protocol):
 
 
 @dataclass(slots=True)
-class Sink:
+class Destination:
     """One destination while it is written.
 
     Attributes:
@@ -51,7 +51,11 @@ class LaneWorker(Protocol):
     """The part of a lane that one thread owns, with its buffers."""
 
     def carry(
-        self, block: Block, stored: torch.dtype, read: ReadElements, sinks: Sequence[Sink]
+        self,
+        chunk: Chunk,
+        stored: torch.dtype,
+        read: ReadElements,
+        destinations: Sequence[Destination],
     ) -> None:
         """Read one block and write its parts; returns when the worker's buffers may be reused."""
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from streamload.engine.chunks import Block, Part
-from streamload.engine.lanes.base import Lane, LaneWorker, ReadElements, Sink
+from streamload.engine.chunks import Chunk, Part
+from streamload.engine.lanes.base import Destination, Lane, LaneWorker, ReadElements
 from streamload.engine.lanes.cpu import CpuLane
 from streamload.engine.lanes.device import DeviceLane, PlainOps
 from streamload.engine.lanes.passing import PagedCpuLane
@@ -105,16 +105,22 @@ class _Dispatcher:
         self._workers: dict[str, LaneWorker] = {}
 
     def carry(
-        self, block: Block, stored: torch.dtype, read: ReadElements, sinks: Sequence[Sink]
+        self,
+        chunk: Chunk,
+        stored: torch.dtype,
+        read: ReadElements,
+        destinations: Sequence[Destination],
     ) -> None:
         """See LaneWorker; a block with parts on several devices is read once for each."""
         by_device: dict[str, list[Part]] = {}
-        for part in block.parts:
-            by_device.setdefault(sinks[part.target].device, []).append(part)
+        for part in chunk.parts:
+            by_device.setdefault(destinations[part.target].device, []).append(part)
         for device, parts in by_device.items():
             if device not in self._workers:
                 self._workers[device] = self._lanes[device].worker()
-            self._workers[device].carry(replace(block, parts=tuple(parts)), stored, read, sinks)
+            self._workers[device].carry(
+                replace(chunk, parts=tuple(parts)), stored, read, destinations
+            )
 
     def close(self) -> None:
         """See LaneWorker."""

@@ -12,15 +12,15 @@ from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import CheckpointError
 from streamload.core.specs import numel
 from streamload.engine.casts import can_overflow, count_overflows, overflowed
-from streamload.engine.chunks import Block, Part
-from streamload.engine.lanes.base import ReadElements, Sink
+from streamload.engine.chunks import Chunk, Part
+from streamload.engine.lanes.base import Destination, ReadElements
 from streamload.planning.records import PlannedTensor
 from streamload.system.pages import empty_pages, populate
 
 __all__ = ["Buffer", "CpuLane", "CpuWorker"]
 
 
-# Held while a sink's count is raised: several workers write one tensor.
+# Held while a destination's count is raised: several workers write one tensor.
 _COUNTING = threading.Lock()
 
 
@@ -80,33 +80,39 @@ class CpuWorker:
         self._panel = Buffer()
 
     def carry(
-        self, block: Block, stored: torch.dtype, read: ReadElements, sinks: Sequence[Sink]
+        self,
+        chunk: Chunk,
+        stored: torch.dtype,
+        read: ReadElements,
+        destinations: Sequence[Destination],
     ) -> None:
         """See LaneWorker."""
-        if read.held is not None and not (block.staged and _casts(block, stored, sinks)):
-            for part in block.parts:
-                _copy_part(read.held[block.start : block.stop], part, sinks[part.target])
-        elif block.staged:
-            self._carry_panel(block, stored, read, sinks)
-        elif block.direct and sinks[block.parts[0].target].tensor.dtype == stored:
-            self._carry_direct(block, read, sinks)
+        if read.held is not None and not (chunk.staged and _casts(chunk, stored, destinations)):
+            for part in chunk.parts:
+                _copy_part(read.held[chunk.start : chunk.stop], part, destinations[part.target])
+        elif chunk.staged:
+            self._carry_panel(chunk, stored, read, destinations)
+        elif chunk.direct and destinations[chunk.parts[0].target].tensor.dtype == stored:
+            self._carry_direct(chunk, read, destinations)
         else:
-            raw = self._raw.elements(block.stop - block.start, stored)
-            read(block.start, block.stop, memory_at(raw, 0, raw.numel()))
-            for part in block.parts:
-                _copy_part(raw, part, sinks[part.target])
+            raw = self._raw.elements(chunk.stop - chunk.start, stored)
+            read(chunk.start, chunk.stop, memory_at(raw, 0, raw.numel()))
+            for part in chunk.parts:
+                _copy_part(raw, part, destinations[part.target])
 
     def close(self) -> None:
         """Let the buffers go."""
         self._raw, self._panel = Buffer(), Buffer()
 
     @staticmethod
-    def _carry_direct(block: Block, read: ReadElements, sinks: Sequence[Sink]) -> None:
-        part = block.parts[0]
-        tensor = sinks[part.target].tensor
-        count = block.stop - block.start
-        _prepare(sinks[part.target], part)
-        read(block.start, block.stop, memory_at(tensor, part.target_offset, count))
+    def _carry_direct(
+        chunk: Chunk, read: ReadElements, destinations: Sequence[Destination]
+    ) -> None:
+        part = chunk.parts[0]
+        tensor = destinations[part.target].tensor
+        count = chunk.stop - chunk.start
+        _prepare(destinations[part.target], part)
+        read(chunk.start, chunk.stop, memory_at(tensor, part.target_offset, count))
         if tensor.dtype == torch.bool:
             held = torch.as_strided(
                 tensor, (count,), (1,), tensor.storage_offset() + part.target_offset
@@ -114,39 +120,43 @@ class CpuWorker:
             refuse_odd_bools(held)
 
     def _carry_panel(
-        self, block: Block, stored: torch.dtype, read: ReadElements, sinks: Sequence[Sink]
+        self,
+        chunk: Chunk,
+        stored: torch.dtype,
+        read: ReadElements,
+        destinations: Sequence[Destination],
     ) -> None:
         """Cast whole rows into staging, then copy each part once, transposed.
 
         Writing a transposed destination block by block touches each of its pages and cache lines
         many times; from staging torch's blocked transposition writes them once.
         """
-        first = sinks[block.parts[0].target]
-        dtypes = {sinks[part.target].tensor.dtype for part in block.parts}
+        first = destinations[chunk.parts[0].target]
+        dtypes = {destinations[part.target].tensor.dtype for part in chunk.parts}
         dtype = first.tensor.dtype if len(dtypes) == 1 else stored
-        panel = self._panel.elements(block.stop - block.start, dtype)
+        panel = self._panel.elements(chunk.stop - chunk.start, dtype)
         lost: torch.Tensor | None = None
         if dtype == stored:
-            read(block.start, block.stop, memory_at(panel, 0, panel.numel()))
+            read(chunk.start, chunk.stop, memory_at(panel, 0, panel.numel()))
         else:
-            lost = self._fill_panel(panel, block, stored, read)
-        for part in block.parts:
-            _copy_part(panel, part, sinks[part.target])
+            lost = self._fill_panel(panel, chunk, stored, read)
+        for part in chunk.parts:
+            _copy_part(panel, part, destinations[part.target])
             if lost is not None:
                 held = torch.as_strided(lost, part.shape, part.source_strides, part.source_offset)
-                _count(sinks[part.target], int(held.sum()))
+                _count(destinations[part.target], int(held.sum()))
 
     def _fill_panel(
-        self, panel: torch.Tensor, block: Block, stored: torch.dtype, read: ReadElements
+        self, panel: torch.Tensor, chunk: Chunk, stored: torch.dtype, read: ReadElements
     ) -> torch.Tensor | None:
         """Read and cast a block into ``panel``; where values overflowed, if any did."""
         lost: torch.Tensor | None = None
         step = max(self._chunk_bytes // stored.itemsize, 1)
-        for start in range(block.start, block.stop, step):
-            stop = min(start + step, block.stop)
+        for start in range(chunk.start, chunk.stop, step):
+            stop = min(start + step, chunk.stop)
             raw = self._raw.elements(stop - start, stored)
             read(start, stop, memory_at(raw, 0, raw.numel()))
-            place = slice(start - block.start, stop - block.start)
+            place = slice(start - chunk.start, stop - chunk.start)
             panel[place].copy_(raw)
             if not can_overflow(stored, panel.dtype):
                 continue
@@ -163,44 +173,44 @@ def refuse_odd_bools(values: torch.Tensor) -> None:
         raise CheckpointError("a BOOL tensor holds a byte that is neither 0 nor 1")
 
 
-def _casts(block: Block, stored: torch.dtype, sinks: Sequence[Sink]) -> bool:
-    return any(sinks[part.target].tensor.dtype != stored for part in block.parts)
+def _casts(chunk: Chunk, stored: torch.dtype, destinations: Sequence[Destination]) -> bool:
+    return any(destinations[part.target].tensor.dtype != stored for part in chunk.parts)
 
 
-def _prepare(sink: Sink, part: Part) -> None:
+def _prepare(destination: Destination, part: Part) -> None:
     """Have the pages made that a part fills without gaps, if they are new."""
     spans = zip(part.shape, part.target_strides, strict=True)
     span = sum((size - 1) * stride for size, stride in spans) + 1
-    if sink.is_fresh and span == numel(part.shape):
-        size = sink.tensor.element_size()
-        populate(sink.tensor.data_ptr() + part.target_offset * size, span * size)
+    if destination.is_fresh and span == numel(part.shape):
+        size = destination.tensor.element_size()
+        populate(destination.tensor.data_ptr() + part.target_offset * size, span * size)
 
 
-def _copy_part(raw: torch.Tensor, part: Part, sink: Sink) -> None:
+def _copy_part(raw: torch.Tensor, part: Part, destination: Destination) -> None:
     """Copy a part in the target's order of dimensions: torch's blocked transposition is taken
     only if the target is the contiguous one of the two.
     """
     if raw.dtype == torch.bool:
         refuse_odd_bools(raw)
-    _prepare(sink, part)
+    _prepare(destination, part)
     order = sorted(range(len(part.shape)), key=lambda d: -part.target_strides[d])
     shape, source, target = (
         tuple(values[d] for d in order)
         for values in (part.shape, part.source_strides, part.target_strides)
     )
-    start = sink.tensor.storage_offset() + part.target_offset
-    view = torch.as_strided(sink.tensor, shape, target, start)
+    start = destination.tensor.storage_offset() + part.target_offset
+    view = torch.as_strided(destination.tensor, shape, target, start)
     start = raw.storage_offset() + part.source_offset
-    _cast(torch.as_strided(raw, shape, source, start), view, sink)
+    _cast(torch.as_strided(raw, shape, source, start), view, destination)
 
 
-def _cast(source: torch.Tensor, target: torch.Tensor, sink: Sink) -> None:
+def _cast(source: torch.Tensor, target: torch.Tensor, destination: Destination) -> None:
     target.copy_(source)
     if can_overflow(source.dtype, target.dtype):
-        _count(sink, count_overflows(source, target))
+        _count(destination, count_overflows(source, target))
 
 
-def _count(sink: Sink, lost: int) -> None:
+def _count(destination: Destination, lost: int) -> None:
     if lost:
         with _COUNTING:
-            sink.overflows += lost
+            destination.overflows += lost

@@ -9,8 +9,8 @@ import torch
 
 from streamload.core.dtypes import BY_NAME
 from streamload.engine.casts import can_overflow, saturated, saturates
-from streamload.engine.chunks import Block, Part
-from streamload.engine.lanes.base import ReadElements, Sink
+from streamload.engine.chunks import Chunk, Part
+from streamload.engine.lanes.base import Destination, ReadElements
 from streamload.engine.lanes.cpu import refuse_odd_bools
 from streamload.engine.lanes.ring import RING_SLOTS, SLOT_BYTES, DeviceOps, Event, Ring, Stream
 from streamload.planning.records import PlannedTensor
@@ -47,7 +47,7 @@ class DeviceLane:
         # Memory that the current stream gave out must not be written before the current stream
         # is where it was then: the allocator hands out what earlier work there still reads.
         self.fresh: Event = ops.record(ops.current())
-        self._lost: dict[int, tuple[Sink, torch.Tensor]] = {}
+        self._lost: dict[int, tuple[Destination, torch.Tensor]] = {}
         self._lock = threading.Lock()
 
     def allocate(self, tensor: PlannedTensor) -> torch.Tensor:
@@ -66,12 +66,12 @@ class DeviceLane:
         for stream in (self.copying, self.computing):
             self.ops.wait(current, self.ops.record(stream))
 
-    def lost_counter(self, sink: Sink) -> torch.Tensor:
-        """Where the values of ``sink`` that overflow are counted, on the device."""
+    def lost_counter(self, destination: Destination) -> torch.Tensor:
+        """Where the values of ``destination`` that overflow are counted, on the device."""
         with self._lock:
-            if id(sink) not in self._lost:
-                self._lost[id(sink)] = sink, self.ops.counter(self.computing)
-            return self._lost[id(sink)][1]
+            if id(destination) not in self._lost:
+                self._lost[id(destination)] = destination, self.ops.counter(self.computing)
+            return self._lost[id(destination)][1]
 
     def settle(self) -> None:
         """Wait for all that was queued, then add up what overflowed."""
@@ -79,8 +79,8 @@ class DeviceLane:
             self.ops.synchronize(self.ops.record(stream))
         with self._lock:
             counted, self._lost = self._lost, {}
-            for sink, lost in counted.values():
-                sink.overflows += int(lost)
+            for destination, lost in counted.values():
+                destination.overflows += int(lost)
 
 
 class DeviceWorker:
@@ -90,23 +90,31 @@ class DeviceWorker:
         self._lane = lane
 
     def carry(
-        self, block: Block, stored: torch.dtype, read: ReadElements, sinks: Sequence[Sink]
+        self,
+        chunk: Chunk,
+        stored: torch.dtype,
+        read: ReadElements,
+        destinations: Sequence[Destination],
     ) -> None:
         """See LaneWorker; what it queued may still be under way when it returns."""
-        tensor = sinks[block.parts[0].target].tensor
-        if block.direct and tensor.dtype == stored:
-            count = block.stop - block.start
-            offset = tensor.storage_offset() + block.parts[0].target_offset
-            self._send(block, read, torch.as_strided(tensor, (count,), (1,), offset))
+        tensor = destinations[chunk.parts[0].target].tensor
+        if chunk.direct and tensor.dtype == stored:
+            count = chunk.stop - chunk.start
+            offset = tensor.storage_offset() + chunk.parts[0].target_offset
+            self._send(chunk, read, torch.as_strided(tensor, (count,), (1,), offset))
         else:
-            self._carry_panel(block, stored, read, sinks)
+            self._carry_panel(chunk, stored, read, destinations)
 
     def close(self) -> None:
         """Wait for what is under way: the ring's memory may go afterwards."""
         self._lane.settle()
 
     def _carry_panel(
-        self, block: Block, stored: torch.dtype, read: ReadElements, sinks: Sequence[Sink]
+        self,
+        chunk: Chunk,
+        stored: torch.dtype,
+        read: ReadElements,
+        destinations: Sequence[Destination],
     ) -> None:
         # Always the panel before a slot, or two workers could wait for each other.
         lane, ops = self._lane, self._lane.ops
@@ -114,29 +122,29 @@ class DeviceWorker:
         try:
             if panel.event is not None:
                 ops.wait(lane.copying, panel.event)
-            nbytes = (block.stop - block.start) * stored.itemsize
+            nbytes = (chunk.stop - chunk.start) * stored.itemsize
             if panel.buffer.numel() < nbytes:
                 panel.buffer = panel.buffer[:0]  # let the old memory go first
                 panel.buffer = ops.scratch(nbytes, lane.copying)
             raw = panel.buffer[:nbytes].view(stored)
-            self._send(block, read, raw)
+            self._send(chunk, read, raw)
             ops.wait(lane.computing, ops.record(lane.copying))
-            for part in block.parts:
-                sink = sinks[part.target]
-                narrows = can_overflow(stored, sink.tensor.dtype)
-                lost = lane.lost_counter(sink) if narrows else None
-                ops.scatter(raw, part, sink.tensor, lost, lane.computing)
+            for part in chunk.parts:
+                destination = destinations[part.target]
+                narrows = can_overflow(stored, destination.tensor.dtype)
+                lost = lane.lost_counter(destination) if narrows else None
+                ops.scatter(raw, part, destination.tensor, lost, lane.computing)
         finally:
             panel.event = ops.record(lane.computing)
             lane.panels.give(panel)
 
-    def _send(self, block: Block, read: ReadElements, target: torch.Tensor) -> None:
+    def _send(self, chunk: Chunk, read: ReadElements, target: torch.Tensor) -> None:
         """Stored elements of the block to ``target``, flat and of their dtype, slot by slot."""
         lane, ops = self._lane, self._lane.ops
         dtype = target.dtype
         step = lane.slot_bytes // dtype.itemsize
-        for start in range(block.start, block.stop, step):
-            stop = min(start + step, block.stop)
+        for start in range(chunk.start, chunk.stop, step):
+            stop = min(start + step, chunk.stop)
             slot = lane.ring.take()
             try:
                 if slot.event is not None:
@@ -146,7 +154,7 @@ class DeviceWorker:
                 if dtype == torch.bool:
                     refuse_odd_bools(values)
                 ops.wait(lane.copying, lane.fresh)
-                ops.copy(target[start - block.start : stop - block.start], values, lane.copying)
+                ops.copy(target[start - chunk.start : stop - chunk.start], values, lane.copying)
                 slot.event = ops.record(lane.copying)
             finally:
                 lane.ring.give(slot)

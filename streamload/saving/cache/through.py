@@ -22,7 +22,7 @@ from streamload.core.errors import (
 )
 from streamload.core.options import Settings
 from streamload.core.report import MemoryReport, format_bytes
-from streamload.core.specs import Move, contiguous_strides, numel
+from streamload.core.specs import StridedCopy, contiguous_strides, numel
 from streamload.engine.execute import Execution
 from streamload.planning import MappedView, Plan, PlannedTensor
 from streamload.planning.needed_memory import needed_bytes, staging_bytes
@@ -254,8 +254,8 @@ def _ledger(plan: Plan) -> Iterator[str]:
     for t in sorted(plan.tensors, key=lambda tensor: tensor.name):
         sources = [plan.stored[name].name for name in t.sources]
         yield repr((t.name, t.shape, t.dtype, sources, t.stored_dtype, t.reduces, t.tolerance))
-        yield repr([plan.stored[m.stored_name].name for m in t.moves])
-        yield repr(t.moves)
+        yield repr([plan.stored[m.stored_name].name for m in t.copies])
+        yield repr(t.copies)
     for comparison in plan.comparisons:
         yield repr((comparison.kept.sources, comparison.other.sources))
 
@@ -288,7 +288,7 @@ def _from_entry(tensor: PlannedTensor) -> PlannedTensor:
         sources=(tensor.name,),
         stored_dtype=tensor.dtype,
         strides=strides,
-        moves=(Move(tensor.name, (count,), (1,), 0, (1,), 0),) if count else (),
+        copies=(StridedCopy(tensor.name, (count,), (1,), 0, (1,), 0),) if count else (),
         transform="",
         reduces="",
         mapped=MappedView(tensor.name, 0, strides) if is_view else None,
