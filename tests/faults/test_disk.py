@@ -37,7 +37,7 @@ def disk(tmp_path):
 def knows(request, monkeypatch):
     """With and without the question for free room, which another process may prove wrong."""
     if request.param == "found out while writing":
-        from streamload.writing import checkpoint
+        from streamload.saving import checkpoint
 
         monkeypatch.setattr(checkpoint, "check_space", lambda *_, **__: None)
     return request.param

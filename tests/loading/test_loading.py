@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import streamload
-from streamload import memory_check
+from streamload.loading import budget as memory_check
 from streamload.system.memory import AvailableMemory
 from tests.support.tiny import (
     GPT2_CONFIG,

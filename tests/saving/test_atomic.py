@@ -6,9 +6,9 @@ import errno
 import os
 
 import pytest
-from streamload.writing import atomic
 
 from streamload.core.errors import WriteError
+from streamload.saving import atomic
 from streamload.saving.atomic import StagedFile, StagedFolder, check_space, translated
 
 

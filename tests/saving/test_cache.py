@@ -9,10 +9,10 @@ import time
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from streamload.caching import folder as folders
 
 import streamload
 from streamload.saving.atomic import StagedFile
+from streamload.saving.cache import folder as folders
 from streamload.saving.cache.folder import cache_folder, clear_cache, list_cache, verify_entry
 from streamload.synthesis import synthesize
 

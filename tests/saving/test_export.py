@@ -11,12 +11,12 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file
-from streamload.writing import atomic, pipeline
 from torch import nn
 
 import streamload
 from streamload import Concat, HeadSplit, NameMap, Rule, Split, Transpose
 from streamload.core.errors import WriteError, printable
+from streamload.saving import atomic, pipeline
 from tests.support.tiny import (
     GPT2_CONFIG,
     Toy,
@@ -81,7 +81,7 @@ def test_a_folder_has_all_that_a_load_needs(model, tmp_path):
 def test_shards_dtypes_and_small_staging(
     model, tmp_path, monkeypatch, slab_bytes, dtype, max_shard_bytes
 ):
-    monkeypatch.setattr(pipeline, "SLAB_BYTES", slab_bytes)
+    monkeypatch.setattr(pipeline, "OUTPUT_CHUNK_BYTES", slab_bytes)
     report = streamload.export(
         model, tmp_path / "out", dtype=dtype, max_shard_bytes=max_shard_bytes
     )

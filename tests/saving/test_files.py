@@ -8,11 +8,11 @@ import pytest
 import safetensors
 from hypothesis import given
 from hypothesis import strategies as st
-from streamload.writing import files
 
 from streamload.core.dtypes import BY_NAME
 from streamload.core.specs import contiguous_strides, numel
 from streamload.planning.records import PlannedTensor
+from streamload.saving import file_layout as files
 from streamload.saving.file_layout import index_text, lay_out
 from streamload.sources.files import OpenFile
 from streamload.sources.safetensors.header import read_header

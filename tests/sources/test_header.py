@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamload
-from streamload.sources import header
+from streamload.sources.safetensors import header
 from tests.support.tiny import bag, container, entry, refused, same_bits
 
 A, B = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([5.0, 6.0])

@@ -13,9 +13,11 @@ import time
 import torch
 
 import streamload
-from streamload import converting, exporting, loading, models  # noqa: F401 not in every fork
+from streamload import models  # noqa: F401 imported here, not in every fork
 from streamload.downloading.fetching import fetch
+from streamload.loading import calls  # noqa: F401
 from streamload.models import gpt, registry  # noqa: F401
+from streamload.saving import converting, exporting  # noqa: F401
 from streamload.saving.cache.folder import list_cache, verify_entry
 
 SHARDED = {"max_shard_bytes": 400_000}

@@ -3,7 +3,7 @@
 import json
 import os
 
-from streamload.cli import synth
+from streamload.cli.commands import synth
 from streamload.synthesis import PRESETS
 
 
