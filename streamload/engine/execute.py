@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 
 from streamload.core.errors import CheckpointError, StreamloadError, note_overwritten, printable
-from streamload.core.findings import Finding
+from streamload.core.findings import Finding, notices
 from streamload.engine.casts import can_overflow
 from streamload.engine.groups import AHEAD, Group, GroupFeed, Memory, in_layers
 from streamload.engine.jobs import Job, JobQueue
@@ -42,6 +42,11 @@ class Execution(Replacements):
     bytes_read: int = 0
     bytes_written: int = 0
     findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """The findings in words."""
+        return notices(self.findings)
 
 
 def execute(
@@ -169,18 +174,7 @@ class _Stream:
     ) -> None:
         """Fill all targets of the groups, and hand each group to ``keep`` when it is complete."""
         overflows: dict[str, int] = {}
-
-        def complete(group: Group) -> None:
-            tensors = {}
-            for planned in group.tensors:
-                if planned.is_moved:
-                    destination = feed.destination(planned)
-                    tensors[planned.name], destination.tensor = destination.tensor, NO_MEMORY
-                elif planned.mapped is not None:
-                    tensors[planned.name] = _mapped(self.source, planned)
-                else:
-                    tensors[planned.name] = self._reduce(planned, memory, overflows)
-            keep(group, tensors)
+        feed = GroupFeed(self.plan, groups, memory, ahead=ahead)
 
         def done(job: Job) -> bool:
             self.counter.add(job.nbytes, job.spec.name)
@@ -188,9 +182,9 @@ class _Stream:
 
         def tick() -> None:
             self.counter.tell()
-            feed.hand_on()
+            for group in feed.completed():
+                keep(group, self._tensors(group, feed, memory, overflows))
 
-        feed = GroupFeed(self.plan, groups, memory, complete, ahead=ahead)
         moved = [t for group in groups for t in group.tensors if t.is_moved]
         try:
             feed.open_first()
@@ -203,6 +197,21 @@ class _Stream:
         overflows |= {t.name: feed.destination(t).overflows for t in moved}
         self._tell_overflows(groups, overflows)
         self.counter.tell()
+
+    def _tensors(
+        self, group: Group, feed: GroupFeed, memory: Memory, overflows: dict[str, int]
+    ) -> dict[str, torch.Tensor]:
+        """A complete group's tensors; those that no worker fills are made here."""
+        tensors = {}
+        for planned in group.tensors:
+            if planned.is_moved:
+                destination = feed.destination(planned)
+                tensors[planned.name], destination.tensor = destination.tensor, NO_MEMORY
+            elif planned.mapped is not None:
+                tensors[planned.name] = _mapped(self.source, planned)
+            else:
+                tensors[planned.name] = self._reduce(planned, memory, overflows)
+        return tensors
 
     def rehearse(self, tensors: Sequence[PlannedTensor]) -> None:
         """Cast the tensors that may overflow, one at a time, and throw them away.

@@ -61,14 +61,13 @@ Memory: TypeAlias = Callable[[PlannedTensor], torch.Tensor]
 class GroupFeed:
     """Gives memory to groups in turn and hands them on when they are complete.
 
-    ``jobs``, ``admit`` and ``done`` are for the workers, ``open_first`` and ``hand_on`` for the
+    ``jobs``, ``admit`` and ``done`` are for the workers, ``open_first`` and ``completed`` for the
     calling thread.
 
     Args:
         plan: what goes where.
         groups: in the order in which they are filled.
         memory: of a target that workers fill.
-        complete: called with each group once workers have filled what is theirs.
         ahead: how many groups have memory at once.
     """
 
@@ -77,14 +76,12 @@ class GroupFeed:
         plan: Plan,
         groups: Sequence[Group],
         memory: Memory,
-        complete: Callable[[Group], None],
         *,
         ahead: int = AHEAD,
     ) -> None:
         self._plan = plan
         self._groups = groups
         self._memory = memory
-        self._complete = complete
         self._ahead = ahead
         self._group_of: list[Group] = []
         self._numbers: dict[str, int] = {}
@@ -143,18 +140,17 @@ class GroupFeed:
         for _ in self._groups[: self._ahead]:
             self._open()
 
-    def hand_on(self) -> None:
-        """Hand on what is complete, in order.
+    def completed(self) -> Iterator[Group]:
+        """The groups that have become complete, in order; each is given up before the next one.
 
-        Raises:
-            Whatever ``complete`` raises.
+        The caller takes its tensors before it asks for the next.
         """
         while self._handed_on < self._opened:
             group = self._groups[self._handed_on]
             with self._changed:
                 if group.left or not group.is_whole:
                     return
-            self._complete(group)
+            yield group
             self._handed_on += 1
             if self._opened < len(self._groups):
                 self._open()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from streamload.core.options import Settings
 from streamload.core.specs import Catalog, TensorSpec
 from streamload.mapping.binding import Assignment, Binding, Mapper, bind, bind_equal
+from streamload.mapping.choose import under_prefix
 from streamload.mapping.common import layer_of
 from streamload.mapping.rules import NameMap
 from streamload.planning.devices import device_problems
@@ -18,7 +19,7 @@ from streamload.planning.placing import PlanBuilder, place
 from streamload.planning.records import Plan, Targets
 from streamload.system.gc_pause import without_collections
 
-__all__ = ["build_plan", "under_prefix"]
+__all__ = ["build_plan"]
 
 
 def build_plan(
@@ -58,14 +59,6 @@ def build_plan(
             place(builder, assignment)
         builder.refuse(*_layer_problems(stored, binding, options))
         return _finished(builder, binding, mapper, source)
-
-
-def under_prefix(catalog: Catalog, prefix: str | None) -> Mapping[str, TensorSpec]:
-    """The stored tensors whose names are under ``prefix``, by the rest of their name."""
-    if not prefix:
-        return catalog.tensors
-    start = prefix if prefix.endswith(".") else prefix + "."
-    return {n[len(start) :]: spec for n, spec in catalog.items() if n.startswith(start)}
 
 
 def _within_layers(names: Sequence[str], layers: frozenset[int] | None) -> list[str]:
@@ -108,7 +101,7 @@ def _layer_problems(
     found = {a.layer for a in binding.assignments if a.layer is not None}
     found |= {layer for n in stored if n not in known and (layer := layer_of(n)) is not None}
     problems = []
-    if expected is not None and found != set(range(expected)):
+    if expected is not None and (len(found) != expected or found != set(range(len(found)))):
         have = f"{len(found)} layers ({listed(sorted(found))})" if found else "no layers"
         problems.append(f"expected_layers={expected}, but the file has {have}")
     absent = sorted((wanted or frozenset()) - found)

@@ -217,7 +217,7 @@ def test_workers_wait_for_a_slow_function(path, monkeypatch):
 
 def test_on_a_device_each_block_is_there_when_it_is_handed_out(path, values, monkeypatch):
     from streamload.engine.lanes.device import DeviceLane
-    from streamload.loading import calls as loading
+    from streamload.loading import running as loading
 
     for seed in range(10):
         ops = FakeOps(seed)
