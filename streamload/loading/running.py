@@ -15,7 +15,8 @@ from streamload.engine.lanes.choice import lane_for
 from streamload.engine.lanes.cuda import CudaMeter
 from streamload.loading.budget import check_memory, is_cache_in_the_way, measured
 from streamload.loading.resolving import Job, hook_for, plan_load
-from streamload.module.commit import OnAssign, commit, existing_tensors
+from streamload.module.commit import OnAssign, commit
+from streamload.module.targets import existing_tensors
 from streamload.planning import Plan
 from streamload.saving.cache.through import look_up, store
 from streamload.system.memory import PeakSampler
