@@ -1,4 +1,4 @@
-"""Token by token continuation of a prompt, with any module that gives logits."""
+"""Continues a prompt token by token, with any module that gives logits."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def generate(
     Args:
         model: gives logits [1, n, vocabulary] for a LongTensor [1, n].
         ids: the prompt, a LongTensor [1, n] or a sequence of ints, on any device.
-        max_new_tokens: yield at most so many.
+        max_new_tokens: yield at most this many.
         temperature: 0 takes the most likely token, the first of several that tie; above 0 draws.
-        top_k: draw among the k most likely only.
+        top_k: draw from the k most likely tokens only.
         seed: draw with a generator of its own: the same seed gives the same text, and torch's
             global one is left alone.
-        stop_token: end when this token, or one of these, would come next; it is not yielded.
+        stop_token: stop when this token, or one of these, would come next; it is not yielded.
 
     Raises:
         ValueError: at the call, before anything is computed: an empty prompt, an id outside the
@@ -53,7 +53,7 @@ def generate(
     limit = _context_length(model)
     if limit is not None and total > limit:
         raise ValueError(
-            f"{prompt.shape[1]} prompt tokens and {max_new_tokens} new ones do not fit the "
+            f"{prompt.shape[1]} prompt tokens and {max_new_tokens} new ones do not fit into the "
             f"model's {limit} positions"
         )
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
@@ -109,8 +109,7 @@ def _device_of(model: nn.Module) -> torch.device:
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise ValueError(f"the model's {name!r} has no values yet (it is on the meta device)")
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def _prompt(model: nn.Module, ids: Tensor | Sequence[int]) -> Tensor:
@@ -124,7 +123,7 @@ def _prompt(model: nn.Module, ids: Tensor | Sequence[int]) -> Tensor:
         numbers = [_whole("a token id", one, least=0) for one in ids]
         prompt = torch.tensor([numbers], dtype=torch.int64, device="cpu")
     if prompt.shape[1] == 0:
-        raise ValueError("the prompt is empty: at least one token id is needed")
+        raise ValueError("the prompt is empty: give at least one token id")
     size = getattr(getattr(model, "tok_embed", None), "num_embeddings", None)
     low, high = int(prompt.min()), int(prompt.max())
     if low < 0 or (size is not None and high >= size):
@@ -155,11 +154,11 @@ def _whole(name: str, value: object, *, least: int) -> int:
 
 
 def _context_length(model: nn.Module) -> int | None:
-    """Positions the model has, told by itself or by a learned position table of that name."""
-    told = getattr(model, "context_length", None)
-    if told is None:
-        told = getattr(getattr(model, "pos_embed", None), "num_embeddings", None)
-    return told if isinstance(told, int) else None
+    """How many positions the model has: its own answer, or the size of its position table."""
+    length = getattr(model, "context_length", None)
+    if length is None:
+        length = getattr(getattr(model, "pos_embed", None), "num_embeddings", None)
+    return length if isinstance(length, int) else None
 
 
 def _stops(stop_token: int | Collection[int] | None) -> frozenset[int]:
