@@ -12,7 +12,7 @@ from streamload.core.specs import numel
 from streamload.planning import Plan
 from streamload.system.memory import available_memory
 
-__all__ = ["check_memory", "is_cache_in_the_way"]
+__all__ = ["check_memory", "is_cache_in_the_way", "ways_out"]
 
 _MARGIN_BYTES = 128 << 20
 
@@ -30,7 +30,8 @@ def check_memory(plan: Plan, settings: Settings, *, refuse: bool = True) -> Plan
     if refuse and settings.check_memory and memory.needed_bytes > there.bytes:
         raise MemoryBudgetError(
             f"{printable(plan.report.source)}: needs {format_bytes(memory.needed_bytes)}, but "
-            f"{format_bytes(there.bytes)} are available ({there.limit} limit); {ways_out(plan)}",
+            f"{format_bytes(there.bytes)} are available ({there.limit} limit); "
+            f"{'; '.join(ways_out(plan))}; check_memory=False tries all the same",
             needed_bytes=memory.needed_bytes,
             available_bytes=there.bytes,
             limit=there.limit,
@@ -78,8 +79,8 @@ def _check_devices(plan: Plan) -> None:
             )
 
 
-def ways_out(plan: Plan) -> str:
-    """Which options would fit, in words."""
+def ways_out(plan: Plan) -> list[str]:
+    """Options with which the load would fit, or need less, in words."""
     memory = plan.memory
     wide = [t for t in plan.tensors if t.is_new and BY_NAME[t.dtype].itemsize > 2]
     narrow = memory.needed_bytes - sum(
@@ -90,10 +91,12 @@ def ways_out(plan: Plan) -> str:
     ways = []
     if wide and narrow <= memory.available_bytes:
         ways.append(f"dtype='bfloat16' would need {format_bytes(narrow)}")
-    if plan.options.mode != "map":
+    if plan.options.mode != "map" and plan.options.device == "cpu":
         ways.append(
             "mode='map' uses no memory of its own for tensors that are not cast (streamload "
             "convert writes a file that can be mapped as it is)"
         )
-    ways.append("check_memory=False tries all the same")
-    return "; ".join(ways)
+    if plan.report.loaded and memory.available_bytes:
+        share = memory.available_bytes / memory.needed_bytes
+        ways.append(f"layers= with about {share:.0%} of the blocks")
+    return ways

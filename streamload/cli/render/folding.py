@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
-__all__ = ["Row", "fold", "indices_text"]
+__all__ = ["Row", "by_block", "fold", "indices_text"]
 
 Part: TypeAlias = "str | tuple[int, ...]"
 D = TypeVar("D", bound=Hashable)
@@ -62,6 +62,20 @@ def fold(entries: Iterable[tuple[str, D]]) -> list[Row[D]]:
     for place in range(longest - 1, -1, -1):
         rows = list(_fold_at(place, rows))
     return _sorted_by_block(rows)
+
+
+def by_block(
+    rows: Iterable[Row[D]],
+    heading: Callable[[Row[D]], tuple[str, ...]],
+    cells: Callable[[D], tuple[str, ...]],
+) -> Iterator[tuple[str, ...]]:
+    """A table's rows: above those of a block its heading, and their names without the block's."""
+    block: tuple[Part, ...] = ()
+    for row in rows:
+        if row.block and row.block != block:
+            yield heading(row)
+        block = row.block
+        yield ("  " * bool(block) + row.name_text(len(block)), *cells(row.detail))
 
 
 def _sorted_by_block(rows: list[Row[D]]) -> list[Row[D]]:

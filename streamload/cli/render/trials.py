@@ -1,4 +1,4 @@
-"""What the demonstration tries out: random against loaded weights, ties, a wrong shape."""
+"""What the demonstration tries: random against loaded weights, ties, a wrong shape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["check_ties", "continuations", "fingerprint", "write_misshapen"]
 
 
 def continuations(folder: str, loaded: Any, prompt: str, count: int) -> tuple[str, str]:
-    """What the model says with random weights, and with the loaded ones; greedy.
+    """What the model says with random weights, and with the loaded ones, drawn greedily.
 
     Without the package ``tokenizers`` the texts are token ids.
     """
@@ -45,18 +45,18 @@ def check_ties(loaded: Any) -> tuple[str, ...]:
     """The names of the first tied group, after checking that they are one object.
 
     Raises:
-        StreamloadError: they are not, or nothing is tied.
+        StreamloadError: they are not one object, or nothing is tied.
     """
     parameters = dict(loaded.model.named_parameters(remove_duplicate=False))
     for group in loaded.report.tied:
         if len({id(parameters[name]) for name in group}) == 1:
             return tuple(group)
-        raise StreamloadError(f"{' and '.join(group)} should be one tensor, and are not")
+        raise StreamloadError(f"{' and '.join(group)} should be one tensor but are not")
     raise StreamloadError("the model's tied weights are not in the report")
 
 
 def fingerprint(model: torch.nn.Module) -> str:
-    """A digest of all values, to see whether anything was changed."""
+    """A digest of all values, to see whether anything changed."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(name.encode())
