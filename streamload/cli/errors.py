@@ -19,7 +19,15 @@ import click
 from streamload.core.errors import MemoryBudgetError, PlanError, StreamloadError
 from streamload.core.wording import printable
 
-__all__ = ["as_options", "exit_code", "failure_as_dict", "failures_as_one_line", "one_line"]
+__all__ = [
+    "as_options",
+    "exit_code",
+    "failure_as_dict",
+    "failures_as_one_line",
+    "note_flag",
+    "one_line",
+    "traceback_option",
+]
 
 _MOST_LINES = 4
 _CLICKS_OWN = (click.ClickException, click.exceptions.Exit, click.Abort, SystemExit)
@@ -90,6 +98,22 @@ def failure_as_dict(error: BaseException) -> dict[str, Any]:
     return facts
 
 
+def note_flag(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+    """A click callback that notes a flag for ``failures_as_one_line``."""
+    if value:
+        ctx.meta[f"streamload.{param.name}"] = True
+    return value
+
+
+traceback_option = click.option(
+    "--traceback",
+    is_flag=True,
+    expose_value=False,
+    callback=note_flag,
+    help="Show the traceback of a failure.",
+)
+
+
 @contextlib.contextmanager
 def failures_as_one_line(meta: Mapping[str, Any]) -> Iterator[None]:
     """Turn what the block raises into a line on stderr and ``SystemExit``.
@@ -97,7 +121,7 @@ def failures_as_one_line(meta: Mapping[str, Any]) -> Iterator[None]:
     Errors of unknown kinds are faults of streamload itself and keep their traceback.
 
     Args:
-        meta: click's notes: ``streamload.as_json`` and ``streamload.traceback``, if given.
+        meta: click's notes, with the flags ``streamload.as_json`` and ``streamload.traceback``.
     """
     try:
         yield

@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 from streamload import __version__
-from streamload.cli.errors import failures_as_one_line
-from streamload.cli.options import traceback_option
+from streamload.cli.errors import failures_as_one_line, traceback_option
 from streamload.core.wording import suggestion
 
 __all__ = ["main"]

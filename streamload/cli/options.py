@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from streamload.cli.errors import note_flag, traceback_option
 from streamload.cli.types import BLOCK_BYTES, BYTES, DEVICE, DTYPE, INDICES
 
 __all__ = [
@@ -16,7 +17,6 @@ __all__ = [
     "given",
     "load_options",
     "max_shard_bytes_option",
-    "traceback_option",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -94,24 +94,8 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _note(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
-    """Keep a flag where failures are reported."""
-    if value:
-        ctx.meta[f"streamload.{param.name}"] = True
-    return value
-
-
-traceback_option = click.option(
-    "--traceback",
-    is_flag=True,
-    expose_value=False,
-    callback=_note,
-    help="Show the traceback of a failure.",
-)
-
-
 def common_options(function: F) -> F:
     """``--json`` (the command takes ``as_json``), and ``--traceback`` after a command's name."""
     return click.option(
-        "as_json", "--json", is_flag=True, callback=_note, help="Print JSON on stdout."
+        "as_json", "--json", is_flag=True, callback=note_flag, help="Print JSON on stdout."
     )(traceback_option(function))

@@ -19,6 +19,7 @@ __all__ = [
     "DTYPE",
     "INDICES",
     "TOKENS",
+    "Parsed",
     "dtype_among",
     "one_of",
 ]

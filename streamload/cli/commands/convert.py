@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from streamload.cli.options import common_options, dtype_option, max_shard_bytes_option
+from streamload.cli.options import common_options, dtype_option, given, max_shard_bytes_option
 from streamload.cli.render.progress import progress_bar
 from streamload.cli.render.tables import say_result
 from streamload.core.wording import printable
@@ -26,14 +28,7 @@ from streamload.core.wording import printable
 )
 @max_shard_bytes_option
 @common_options
-def command(
-    source: str,
-    destination: str,
-    dtype: str | None,
-    names: str,
-    max_shard_bytes: int | None,
-    as_json: bool,
-) -> None:
+def command(source: str, destination: str, as_json: bool, **options: Any) -> None:
     """Rewrite the checkpoint SRC as safetensors at DST, in bounded memory.
 
     DST is one file if it ends in .safetensors, else a folder that also gets config.json and the
@@ -41,15 +36,9 @@ def command(
     """
     import streamload
 
-    if max_shard_bytes is not None and destination.lower().endswith(".safetensors"):
+    chosen = given(options)
+    if "max_shard_bytes" in chosen and destination.lower().endswith(".safetensors"):
         raise click.UsageError("--max-shard-bytes needs a folder, not one file")
     with progress_bar("converting") as progress:
-        report = streamload.convert(
-            source,
-            destination,
-            names=names,
-            dtype=dtype,
-            max_shard_bytes=max_shard_bytes,
-            progress=progress,
-        )
+        report = streamload.convert(source, destination, progress=progress, **chosen)
     say_result(as_json, report.to_dict, lambda: f"{printable(destination)}: {report.to_text()}")

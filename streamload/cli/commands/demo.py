@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import tempfile
 from itertools import zip_longest
-from typing import Any
 
 import click
 
 from streamload.cli.options import common_options
 from streamload.cli.render.tables import columns, heading, say, say_result
-from streamload.core.errors import PlanError, StreamloadError, WriteError
+from streamload.core.errors import StreamloadError, WriteError
 from streamload.core.wording import printable
 
 _PROMPT = "The ship set sail"
@@ -55,7 +54,7 @@ def command(directory: str | None, verbose: bool, as_json: bool) -> None:
     tied = trials.check_ties(loaded)
     tell(f"{heading('tied')} {' is '.join(tied)}: one tensor, counted once\n")
 
-    refusal = _refusal(folder, loaded)
+    refusal = trials.refusal(folder, loaded.model, _BROKEN)
     tell(f"{heading('refused')}, as it should be, a file with a wrong shape:\n  {refusal}")
     result = {"ok": True, "path": folder, "before": before, "after": after}
     result |= {"tied": list(tied), "refusal": refusal, "load": loaded.report.to_dict()}
@@ -85,23 +84,3 @@ def _side_by_side(before: str, after: str, width: int = 38) -> list[str]:
     rows = zip_longest(left, right, fillvalue="")
     heads = ("  before: random weights", "after: loaded weights")
     return columns([heads, *((f"  {before}", after) for before, after in rows)])
-
-
-def _refusal(folder: str, loaded: Any) -> str:
-    """How loading a copy of the checkpoint with one misshapen weight is refused."""
-    import streamload
-    from streamload.cli.errors import one_line
-    from streamload.cli.render import trials
-
-    values = trials.fingerprint(loaded.model)
-    with tempfile.TemporaryDirectory(prefix="streamload-") as temporary:
-        trials.write_misshapen(folder, temporary, _BROKEN)
-        try:
-            streamload.load_into(loaded.model, temporary)
-        except PlanError as error:
-            refusal = one_line(error).replace(temporary, "broken-copy")
-        else:
-            raise StreamloadError(f"the wrong shape of {_BROKEN!r} was not refused")
-    if trials.fingerprint(loaded.model) != values:
-        raise StreamloadError("the refused load changed the model")
-    return refusal

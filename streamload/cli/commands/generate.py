@@ -19,6 +19,8 @@ from streamload.core.wording import plural
 if TYPE_CHECKING:
     from streamload.generation.tokenizer import TextStream, Tokenizer
 
+_SAMPLING = ("max_new_tokens", "temperature", "top_k", "seed", "stop_token")
+
 
 @click.command(
     "generate",
@@ -41,16 +43,7 @@ if TYPE_CHECKING:
 @load_options
 @common_options
 def command(
-    path: str,
-    prompt: str | None,
-    tokens: list[int] | None,
-    max_new_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    seed: int | None,
-    stop_token: int | None,
-    as_json: bool,
-    **options: Any,
+    path: str, prompt: str | None, tokens: list[int] | None, as_json: bool, **options: Any
 ) -> None:
     """Load the checkpoint at PATH and continue a text or a list of tokens.
 
@@ -63,20 +56,13 @@ def command(
 
     import streamload
 
+    sampling = {name: options.pop(name) for name in _SAMPLING}
     with progress_bar("loading") as progress:
         loaded = streamload.load(path, progress=progress, **given(options))
-    if stop_token is None and tokenizer is not None:
-        stop_token = _end_token(loaded.config)
+    if sampling["stop_token"] is None and tokenizer is not None:
+        sampling["stop_token"] = _end_token(loaded.config)
     start = time.perf_counter()
-    steps = streamload.generate(
-        loaded.model,
-        ids,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        seed=seed,
-        stop_token=stop_token,
-    )
+    steps = streamload.generate(loaded.model, ids, **sampling)
     printer = _Printer(None if tokenizer is None else tokenizer.stream(ids), quiet=as_json)
     first_token_s = None
     try:

@@ -11,7 +11,7 @@ from streamload.cli.errors import as_options
 from streamload.cli.options import common_options, given, load_options
 from streamload.cli.render.progress import progress_bar
 from streamload.cli.render.tables import say, say_result
-from streamload.cli.render.trace import Trace, checked_path
+from streamload.cli.render.trace import TRACE_PATH, Trace
 from streamload.core.wording import printable
 from streamload.measuring.imports import import_for_loads
 
@@ -22,8 +22,7 @@ from streamload.measuring.imports import import_for_loads
 @click.option(
     "--trace",
     "trace_path",
-    type=click.Path(dir_okay=False),
-    callback=checked_path,
+    type=TRACE_PATH,
     metavar="FILE.png|FILE.json",
     help="Write memory and bytes read over time; a picture needs the extra plot.",
 )

@@ -7,9 +7,8 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from streamload.cli.render.progress import Progress
+from streamload.cli.types import Parsed
 from streamload.core.errors import MissingExtraError
 from streamload.core.wording import printable
 from streamload.saving.atomic import StagedFile
@@ -18,27 +17,27 @@ from streamload.system.memory import PeakSampler
 if TYPE_CHECKING:
     from streamload.core.report import LoadReport
 
-__all__ = ["Trace", "checked_path"]
+__all__ = ["TRACE_PATH", "Trace"]
 
 _MIB = 1 << 20
 _WIDTH_INCHES, _HEIGHT_INCHES, _DPI = 8.3, 4.2, 150
 
 
-def checked_path(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+def _checked_path(path: str) -> str:
     """A path that a trace can be written to; refused before the load, not after it.
 
     Raises:
-        click.BadParameter: neither .png nor .json, or the folder does not exist.
+        ValueError: neither .png nor .json, or not in a folder that exists.
         MissingExtraError: a picture is wanted and matplotlib is not installed.
     """
-    if value is None:
-        return None
-    ending = os.path.splitext(value)[1].lower()
+    ending = os.path.splitext(path)[1].lower()
     if ending not in (".png", ".json"):
-        raise click.BadParameter(f"{printable(value)} ends in neither .png nor .json", ctx, param)
-    folder = os.path.dirname(value) or os.curdir
+        raise ValueError(f"{printable(path)} ends in neither .png nor .json")
+    folder = os.path.dirname(path) or os.curdir
     if not os.path.isdir(folder):
-        raise click.BadParameter(f"the folder {printable(folder)} does not exist", ctx, param)
+        raise ValueError(f"the folder {printable(folder)} does not exist")
+    if os.path.isdir(path):
+        raise ValueError(f"{printable(path)} is a folder")
     if ending == ".png":
         try:
             import matplotlib  # noqa: F401
@@ -46,7 +45,10 @@ def checked_path(ctx: click.Context, param: click.Parameter, value: str | None) 
             raise MissingExtraError(
                 "matplotlib", extra="plot", purpose="a picture of the load"
             ) from error
-    return value
+    return path
+
+
+TRACE_PATH = Parsed("file", _checked_path)
 
 
 class Trace:
