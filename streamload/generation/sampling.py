@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from typing import Any, SupportsIndex, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 __all__ = ["generate"]
+
+Pick: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def generate(
@@ -57,39 +59,34 @@ def generate(
             f"model's {limit} positions"
         )
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
-    sampler = _Sampler(float(temperature), top_k, generator)
-    stops = _stops(stop_token)
-    return _steps(model, prompt, max_new_tokens, sampler, stops)
+    pick = partial(_pick, temperature=float(temperature), top_k=top_k, generator=generator)
+    return _steps(model, prompt, max_new_tokens, pick, _stops(stop_token))
 
 
-@dataclass(frozen=True)
-class _Sampler:
-    temperature: float
-    top_k: int | None
-    generator: torch.Generator | None
-
-    def pick(self, logits: Tensor) -> Tensor:
-        """One token, [1, 1], from logits [vocabulary]."""
-        logits = logits.float()
-        if self.temperature == 0.0:
-            return logits.argmax().view(1, 1)
-        candidates = None
-        if self.top_k is not None and self.top_k < logits.shape[0]:
-            logits, candidates = logits.topk(self.top_k)
-        # Shifted first: a tiny temperature must not turn all the logits into infinities.
-        chances = torch.softmax((logits - logits.max()) / self.temperature, dim=0)
-        drawn = torch.multinomial(chances, 1, generator=self.generator)
-        return (drawn if candidates is None else candidates[drawn]).view(1, 1)
+def _pick(
+    logits: Tensor, *, temperature: float, top_k: int | None, generator: torch.Generator | None
+) -> Tensor:
+    """One token, [1, 1], from logits [vocabulary]."""
+    logits = logits.float()
+    if temperature == 0.0:
+        return logits.argmax().view(1, 1)
+    candidates = None
+    if top_k is not None and top_k < logits.shape[0]:
+        logits, candidates = logits.topk(top_k)
+    # Shifted first: a tiny temperature must not turn all the logits into infinities.
+    chances = torch.softmax((logits - logits.max()) / temperature, dim=0)
+    drawn = torch.multinomial(chances, 1, generator=generator)
+    return (drawn if candidates is None else candidates[drawn]).view(1, 1)
 
 
 def _steps(
-    model: nn.Module, prompt: Tensor, count: int, sampler: _Sampler, stops: frozenset[int]
+    model: nn.Module, prompt: Tensor, count: int, pick: Pick, stops: frozenset[int]
 ) -> Iterator[int]:
     new_cache: Any = getattr(model, "new_cache", None)
     cache = None if new_cache is None else new_cache(1, prompt.shape[1] + count)
     text = prompt
     for _ in range(count):
-        chosen = _next_token(model, text, cache, sampler)
+        chosen = _next_token(model, text, cache, pick)
         token = int(chosen)
         if token in stops:
             return
@@ -99,10 +96,10 @@ def _steps(
 
 # The mode is entered for one step, never across a yield: there it would reach into the caller.
 @torch.inference_mode()
-def _next_token(model: nn.Module, text: Tensor, cache: Any, sampler: _Sampler) -> Tensor:
+def _next_token(model: nn.Module, text: Tensor, cache: Any, pick: Pick) -> Tensor:
     out = model(text) if cache is None else model(text, cache=cache, last_only=True)
     logits: Tensor = getattr(out, "logits", out)
-    return sampler.pick(logits[0, -1]).to(text.device)
+    return pick(logits[0, -1]).to(text.device)
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -28,10 +28,12 @@ def check_memory(plan: Plan, settings: Settings, *, refuse: bool = True) -> Plan
     memory = replace(plan.memory, available_bytes=there.bytes, limit=there.limit)
     plan = replace(plan, report=replace(plan.report, memory=memory))
     if refuse and settings.check_memory and memory.needed_bytes > there.bytes:
+        ways = ways_out(plan)
+        fitting = f"would fit: {'; '.join(ways)}; " if ways else ""
         raise MemoryBudgetError(
             f"{printable(plan.report.source)}: needs {format_bytes(memory.needed_bytes)}, but "
-            f"{format_bytes(there.bytes)} are available ({there.limit} limit); "
-            f"{'; '.join(ways_out(plan))}; check_memory=False tries all the same",
+            f"{format_bytes(there.bytes)} are available ({there.limit} limit); {fitting}"
+            "check_memory=False tries all the same",
             needed_bytes=memory.needed_bytes,
             available_bytes=there.bytes,
             limit=there.limit,
@@ -90,13 +92,13 @@ def ways_out(plan: Plan) -> list[str]:
     )
     ways = []
     if wide and narrow <= memory.available_bytes:
-        ways.append(f"dtype='bfloat16' would need {format_bytes(narrow)}")
+        ways.append(f"dtype='bfloat16' (about {format_bytes(narrow)})")
     if plan.options.mode != "map" and plan.options.device == "cpu":
         ways.append(
-            "mode='map' uses no memory of its own for tensors that are not cast (streamload "
-            "convert writes a file that can be mapped as it is)"
+            "mode='map' (tensors that are not cast need no memory of their own; streamload convert "
+            "writes a file that can be mapped as it is)"
         )
-    if plan.report.loaded and memory.available_bytes:
+    if memory.available_bytes and any(t.layer is not None for t in plan.tensors):
         share = memory.available_bytes / memory.needed_bytes
         ways.append(f"layers= with about {share:.0%} of the blocks")
     return ways

@@ -63,7 +63,7 @@ def _as_text(action: str, entries: list[CacheEntry], problems: list[str]) -> lis
     rows = [_row(entry) for entry in entries]
     lines = [*columns(rows, right=frozenset({0})), f"{where}: {total}"]
     if action == "verify":
-        lines += problems or ["all checksums fit"]
+        lines += problems or ["all checksums match"]
     return lines
 
 

@@ -59,6 +59,6 @@ def _as_text(path: str, report: LoadReport, ways: list[str]) -> list[str]:
     lines += [f"tied: {' = '.join(group)}" for group in report.tied]
     lines += [f"notice: {note}" for note in report.notices]
     lines += [f"slow: {note}" for note in slow_notes(path, report)]
-    done = report.ok and not ways
-    lines.append("this load would be done" if done else "this load would be refused")
+    outcome = "go ahead" if report.ok and not ways else "be refused"
+    lines.append(f"this load would {outcome}")
     return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Generic, TypeAlias, TypeVar
 
 __all__ = ["Row", "by_block", "fold", "indices_text"]
@@ -112,8 +113,7 @@ def _fold_at(place: int, rows: list[Row[D]]) -> Iterator[Row[D]]:
 
 def _spans(numbers: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Runs of consecutive numbers as (first, last), or (only,)."""
-    start = 0
-    for i in range(1, len(numbers) + 1):
-        if i == len(numbers) or numbers[i] != numbers[i - 1] + 1:
-            yield (numbers[start],) if i - start == 1 else (numbers[start], numbers[i - 1])
-            start = i
+    # Within a run, a number is as far from its place in the list as the others.
+    for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        members = [number for _, number in run]
+        yield (members[0],) if len(members) == 1 else (members[0], members[-1])

@@ -12,7 +12,7 @@ from streamload.cli.types import Parsed
 from streamload.core.errors import MissingExtraError
 from streamload.core.wording import printable
 from streamload.saving.atomic import StagedFile
-from streamload.system.memory import PeakSampler
+from streamload.system.memory import MemorySample, PeakSampler
 
 if TYPE_CHECKING:
     from streamload.core.report import LoadReport
@@ -88,10 +88,8 @@ class Trace:
             "mode": report.mode,
             "dtype": report.dtype,
             "memory": {
-                "elapsed_s": [round(s.elapsed_s, 4) for s in samples],
-                "rss_bytes": [s.rss_bytes for s in samples],
-                "anonymous_bytes": [s.anonymous_bytes for s in samples],
-                "file_bytes": [s.file_bytes for s in samples],
+                name: [round(getattr(sample, name), 4) for sample in samples]
+                for name in MemorySample._fields
             },
             "read": {
                 "elapsed_s": [round(at_s, 4) for at_s, _ in self._bytes],
