@@ -60,18 +60,14 @@ def describe(source: Source, name: str) -> dict[str, Any]:
 def _stored_names(source: Source, name: str) -> tuple[str, ...]:
     """Which stored tensors fill the model's tensor ``name``; none if no table is known."""
     from streamload.loading.configuration import find_config
-    from streamload.mapping.binding import bind
-    from streamload.mapping.choose import choose_mapper
+    from streamload.mapping.choose import choose_binding
 
     try:
         config, _ = find_config(source)
     except CheckpointError:
         return ()
-    table = choose_mapper(config, source.catalog, None)
-    if table is None:
-        return ()
-    bound = bind(table, source.catalog.tensors).assignments
-    return next((a.sources for a in bound if name in a.targets), ())
+    _, binding = choose_binding(config, source.catalog, None)
+    return next((a.sources for a in binding.assignments if name in a.targets), ())
 
 
 def _fits_json(value: object) -> bool:

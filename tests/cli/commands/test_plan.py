@@ -86,7 +86,7 @@ def test_what_does_not_fit_in_memory_is_3(run, tmp_path, monkeypatch):
 
 
 def _with_memory(plan, memory):
-    return replace(plan, report=replace(plan.report, memory=memory))
+    return replace(plan, memory=memory)
 
 
 def report_of(dtype, **changes):
