@@ -36,10 +36,12 @@ def check_memory(plan: Plan, room: Mapping[str, int]) -> None:
     """
     memory, options = plan.memory, plan.options
     if memory.needed_bytes > memory.available_bytes:
+        ways = ways_out(plan)
+        fitting = f"would fit: {'; '.join(ways)}; " if ways else ""
         raise MemoryBudgetError(
             f"{printable(plan.source)}: needs {format_bytes(memory.needed_bytes)}, but "
             f"{format_bytes(memory.available_bytes)} are available ({memory.limit} limit); "
-            f"{'; '.join(ways_out(plan))}",
+            f"{fitting}check_memory=False tries all the same",
             needed_bytes=memory.needed_bytes,
             available_bytes=memory.available_bytes,
             limit=memory.limit,
@@ -78,7 +80,7 @@ def is_cache_in_the_way(plan: Plan) -> bool:
 
 
 def ways_out(plan: Plan) -> list[str]:
-    """Which options would fit, in words."""
+    """Options with which the load would fit, or need less, in words."""
     memory = plan.memory
     wide = [t for t in plan.tensors if t.is_new and BY_NAME[t.dtype].itemsize > 2]
     narrow = memory.needed_bytes - sum(
@@ -88,11 +90,13 @@ def ways_out(plan: Plan) -> list[str]:
     )
     ways = []
     if wide and narrow <= memory.available_bytes:
-        ways.append(f"dtype='bfloat16' would need {format_bytes(narrow)}")
-    if plan.options.mode != "map":
+        ways.append(f"dtype='bfloat16' (about {format_bytes(narrow)})")
+    if plan.options.mode != "map" and plan.options.device == "cpu":
         ways.append(
-            "mode='map' uses no memory of its own for tensors that are not cast (streamload "
-            "convert writes a file that can be mapped as it is)"
+            "mode='map' (tensors that are not cast need no memory of their own; streamload convert "
+            "writes a file that can be mapped as it is)"
         )
-    ways.append("check_memory=False tries all the same")
+    if memory.available_bytes and any(t.layer is not None for t in plan.tensors):
+        share = memory.available_bytes / memory.needed_bytes
+        ways.append(f"layers= with about {share:.0%} of the blocks")
     return ways
