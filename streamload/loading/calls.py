@@ -28,7 +28,7 @@ from streamload.saving.cache.through import cache_settings, through_cache
 from streamload.sources.base import Source
 from streamload.sources.detect import open_layers
 from streamload.system.gc_pause import without_collections
-from streamload.system.memory import MemoryPeaks, PeakSampler
+from streamload.system.peaks import MemoryPeaks, PeakSampler
 
 __all__ = [
     "Loaded",

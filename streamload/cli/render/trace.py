@@ -12,7 +12,7 @@ import click
 
 from streamload.core.errors import MissingExtraError, printable
 from streamload.saving.atomic import StagedFile
-from streamload.system.memory import PeakSampler
+from streamload.system.peaks import PeakSampler
 
 if TYPE_CHECKING:
     from streamload.core.report import LoadReport
@@ -89,10 +89,10 @@ class Trace:
             "mode": report.mode,
             "dtype": report.dtype,
             "memory": {
-                "elapsed_s": [round(s.elapsed_s, 4) for s in samples],
-                "rss_bytes": [s.rss_bytes for s in samples],
-                "anonymous_bytes": [s.anonymous_bytes for s in samples],
-                "file_bytes": [s.file_bytes for s in samples],
+                "elapsed_s": [round(at_s, 4) for at_s, _ in samples],
+                "rss_bytes": [held.rss for _, held in samples],
+                "anonymous_bytes": [held.anonymous for _, held in samples],
+                "file_bytes": [held.file for _, held in samples],
             },
             "read": {
                 "elapsed_s": [round(at_s, 4) for at_s, _ in self._bytes],
