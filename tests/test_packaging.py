@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import streamload
+
 tomllib = pytest.importorskip("tomllib")
 
 ROOT = Path(__file__).parents[1]
@@ -102,6 +104,10 @@ def test_core_is_what_the_readme_says() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (beyond,) = re.findall(r"Everything beyond ([^.]*?) is an extra", readme, re.DOTALL)
     assert set(re.findall(r"[\w-]+", beyond)) - {"and"} == {n.replace("-", "_") for n in CORE}
+
+
+def test_the_version_is_said_once() -> None:
+    assert streamload.__version__ == PROJECT["version"]
 
 
 def test_pinned_versions_are_of_declared_packages() -> None:
