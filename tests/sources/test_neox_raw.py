@@ -139,8 +139,8 @@ def test_training_state_beside_it_is_never_opened(tmp_path: Path) -> None:
 
 
 def test_the_training_step(tmp_path: Path) -> None:
-    for step in (9, 10, 100):
-        write(tmp_path / f"global_step{step}", cut(blocks=1, width=8))
+    for number in (9, 10, 100):
+        write(tmp_path / f"global_step{number}", cut(blocks=1, width=8))
     (tmp_path / "global_step200").write_text("no folder")
 
     def step() -> tuple[str, int]:

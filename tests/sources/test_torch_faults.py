@@ -75,7 +75,7 @@ class Boom:
     def __init__(self, where: Path) -> None:
         self.where = str(where)
 
-    def __reduce__(self) -> object:
+    def __reduce__(self) -> tuple[object, ...]:
         return os.mkdir, (self.where,)
 
 
