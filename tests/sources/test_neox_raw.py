@@ -16,14 +16,10 @@ from streamload.core.errors import CheckpointError, MissingExtraError
 from streamload.sources.neox.neox_config import neox_config
 from streamload.sources.neox.partitions import NeoXRawSource, find_partitions, open_neox
 from tests.support.counting import calls_in, work_done
+from tests.support.tiny import values
 
 WIDTH, INNER, VOCAB = 96, 384, 16
 Files = dict[str, dict[str, torch.Tensor]]
-
-
-def values(seed: int, *shape: int) -> torch.Tensor:
-    count = int(torch.tensor(shape).prod())
-    return ((torch.arange(count) * 37 + seed * 101) % 251 - 125).float().reshape(shape) / 64
 
 
 def cut(blocks: int = 2, ranks: int = 2, *, width: int = WIDTH, padded: bool = True) -> Files:

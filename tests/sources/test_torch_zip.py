@@ -17,6 +17,7 @@ from streamload.core.errors import CheckpointError
 from streamload.sources.base import Source
 from streamload.sources.torch.zip_source import TorchSource, open_torch
 from tests.support.counting import calls_in, work_done
+from tests.support.tiny import same_bits
 
 W = torch.arange(6.0).reshape(2, 3)
 B = torch.tensor([0.5, -0.5])
@@ -54,13 +55,6 @@ def blocks_of(source: TorchSource, name: str) -> torch.Tensor | None:
 
 
 BY_TORCH_NAME_OF = {entry.name: entry.torch_name for entry in BY_TORCH_NAME.values()}
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    flat = [t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b)]
-    return torch.equal(*flat)
 
 
 NESTS = {
