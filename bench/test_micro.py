@@ -19,7 +19,7 @@ from bench.checkpoints import many_tensors
 from bench.safetensors_header import read_headers, write_header
 from streamload.loading.calls import plan_checkpoint
 from streamload.synthesis import synthesize
-from streamload.system.memory import PeakSampler
+from streamload.system.peaks import PeakSampler
 
 MIB = 1 << 20
 

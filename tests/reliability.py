@@ -49,7 +49,7 @@ _CASES = {
         "tests/saving/test_cache.py",
         "tests/faults/test_disk.py",
     ),
-    "memory limits": ("tests/system/test_memory.py", "tests/faults/test_memory_limit.py"),
+    "memory limits": ("tests/system", "tests/faults/test_memory_limit.py"),
     "threads, forks, repetition": ("tests/faults/test_together.py",),
     "readers of mutated files": ("tests/fuzz",),
 }

@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -72,6 +73,22 @@ def test_every_room_has_its_place() -> None:
 def test_the_rooms_are_in_no_circle() -> None:
     order = graphlib.TopologicalSorter({room: to.split() for room, to in MAY_IMPORT.items()})
     assert len(list(order.static_order())) == len(MAY_IMPORT)
+
+
+def test_the_architecture_page_shows_this_graph() -> None:
+    page = PACKAGE.parent / "docs" / "architecture.md"
+    section = page.read_text("utf-8").partition("<!-- rooms -->")[2].partition("<!-- /rooms -->")[0]
+    rows = [line.strip("|").split("|") for line in section.strip().splitlines()[2:]]
+    shown = {room.strip(" `"): sorted(re.findall(r"`(\w+)`", to)) for room, _, to in rows}
+    assert shown == {room: sorted(to.split()) for room, to in MAY_IMPORT.items()}
+
+
+def test_the_architecture_page_keeps_to_its_limits() -> None:
+    text = (PACKAGE.parent / "docs" / "architecture.md").read_text("utf-8")
+    steps = text.partition("<!-- steps -->")[2].partition("<!-- /steps -->")[0]
+    words = text.partition("<!-- glossary -->")[2].partition("<!-- /glossary -->")[0]
+    assert len(re.findall(r"^\d+\. ", steps, re.MULTILINE)) <= 15
+    assert len(words.strip().splitlines()[2:]) <= 15
 
 
 def test_rooms_import_only_what_they_may() -> None:

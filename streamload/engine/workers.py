@@ -14,7 +14,7 @@ from streamload.engine.lanes.base import Lane, LaneWorker
 from streamload.engine.threads import use_one_torch_thread
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
-from streamload.system.threads import end_thread
+from streamload.system.thread_end import end_thread
 
 __all__ = ["WorkerPool"]
 

@@ -18,7 +18,7 @@ from streamload.module.commit import OnAssign, commit
 from streamload.module.targets import existing_tensors
 from streamload.planning import Plan
 from streamload.saving.cache.through import look_up, store
-from streamload.system.memory import PeakSampler
+from streamload.system.peaks import PeakSampler
 
 __all__ = ["Run", "run"]
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from streamload.measuring.machine import CpuTimes
-from streamload.system.memory import ProcessMemory, StatusReader
+from streamload.system.peaks import ProcessMemory, StatusReader
 
 __all__ = ["Channel", "MemoryGroup", "Watch", "watch_process"]
 

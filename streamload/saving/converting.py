@@ -20,7 +20,7 @@ from streamload.saving.extras import config_text, tokenizer_files
 from streamload.saving.writable import only_writable
 from streamload.sources.base import Source
 from streamload.sources.detect import folder_of, open_checkpoint
-from streamload.system.memory import PeakSampler
+from streamload.system.peaks import PeakSampler
 
 if TYPE_CHECKING:
     import torch

@@ -26,7 +26,7 @@ from streamload.saving.checkpoint import write_checkpoint
 from streamload.saving.extras import config_text
 from streamload.saving.writable import only_writable
 from streamload.sources.in_memory import MemorySource
-from streamload.system.memory import PeakSampler
+from streamload.system.peaks import PeakSampler
 
 __all__ = ["export"]
 

@@ -6,11 +6,13 @@ Both versions of the interface may be mounted, nested, or seen from inside a con
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Cgroup", "cgroups", "key_values", "own_cgroups"]
+__all__ = ["Cgroup", "cgroups", "key_values"]
 
 _V1_NO_LIMIT = 1 << 62
 """Version 1 writes 9223372036854771712 (LONG_MAX cut to pages) for "none"; pages may be larger."""
@@ -28,12 +30,10 @@ class Cgroup:
 
     def number(self, name: str) -> int | None:
         """The number in one of the group's files; None for ``max``, or if there is no such."""
-        try:
-            with open(os.path.join(self.folder, name), "rb") as file:
-                value = int(file.read(64))
-        except (OSError, ValueError):
-            return None
-        return value
+        path = os.path.join(self.folder, name)
+        with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
+            return int(file.read(64))
+        return None
 
     def room(self) -> int | None:
         """Bytes until the group's limit; None without one."""
@@ -60,15 +60,6 @@ def cgroups(root: str) -> Iterator[Cgroup]:
         for depth in range(len(parts), -1, -1):
             folder = os.path.join(root, mount.lstrip("/"), *parts[:depth])
             yield Cgroup(folder, *names, file_keys)
-
-
-def own_cgroups(root: str) -> Iterator[Cgroup]:
-    """The nearest group that counts the process's memory, one of each version at most."""
-    seen: set[str] = set()
-    for group in cgroups(root):
-        if group.usage not in seen and group.number(group.usage) is not None:
-            seen.add(group.usage)
-            yield group
 
 
 def _memory_mounts(root: str) -> Iterator[tuple[int, str, str]]:
@@ -107,9 +98,7 @@ def _below(path: str, mount_root: str) -> str:
 
 def _unescape(text: str) -> str:
     """Undoes mountinfo's octal escapes of space, tab, newline and backslash."""
-    for escaped, plain in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        text = text.replace(escaped, plain)
-    return text
+    return re.sub(r"\\([0-7]{3})", lambda escape: chr(int(escape[1], 8)), text)
 
 
 def _lines(path: str) -> list[str]:

@@ -12,6 +12,7 @@ go, are therefore mapped one by one (``empty_pages``).
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import sys
 from functools import lru_cache
@@ -62,9 +63,7 @@ def empty_pages(
     shape: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...] | None = None
 ) -> torch.Tensor:
     """A tensor in host memory, its values not set; dense, contiguous without ``strides``."""
-    count = 1
-    for size in shape:
-        count *= size
+    count = math.prod(shape)
     nbytes = count * dtype.itemsize
     if nbytes < _LEAST_MAPPED_BYTES:
         flat = torch.empty(count, dtype=dtype, device="cpu")

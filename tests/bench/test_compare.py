@@ -20,7 +20,7 @@ from bench.measure import measure_load, run_child
 from bench.safetensors_header import read_headers
 from streamload.measuring import page_cache
 from streamload.measuring.watch import INTERVAL_S
-from streamload.system.memory import PeakSampler, StatusReader
+from streamload.system.peaks import PeakSampler, StatusReader
 
 MIB = 1 << 20
 ROOT = str(Path(__file__).resolve().parents[2])

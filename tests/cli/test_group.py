@@ -20,7 +20,7 @@ try:
 except SystemExit as end:
     assert not end.code, end.code
 heavy = {"torch", "numpy", "rich", "transformers", "tokenizers"} & sys.modules.keys()
-print(sorted(heavy), file=sys.stderr)
+print(sorted(heavy), len(sys.modules), file=sys.stderr)
 """
 
 
@@ -28,7 +28,9 @@ def heavy_imports(*args):
     done = subprocess.run(
         [sys.executable, "-c", IMPORTED, *args], capture_output=True, text=True, check=True
     )
-    return done.stderr.strip()
+    heavy, _, count = done.stderr.strip().rpartition(" ")
+    assert int(count) < 300, "seconds are measured in bench/test_speed.py"
+    return heavy
 
 
 def test_help_lists_every_command(run):
@@ -66,18 +68,6 @@ def test_help_and_inspect_import_nothing_heavy(tiny):
     assert heavy_imports("inspect", tiny) == "[]"
     assert heavy_imports("inspect", tiny, "--json") == "[]"
     assert heavy_imports("synth", "--help") == "[]"
-
-
-def test_help_and_inspect_are_quick(spawn, tiny):
-    for args, limit_s in ((("--help",), 0.25), (("inspect", tiny), 0.4)):
-        best = min(timed(spawn, *args) for _ in range(5))
-        assert best < limit_s
-
-
-def timed(spawn, *args):
-    start = time.perf_counter()
-    assert spawn(*args).returncode == 0
-    return time.perf_counter() - start
 
 
 def test_shell_completion_knows_the_commands(spawn):

@@ -2,12 +2,12 @@
 
 import json
 
-import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import streamload
 from streamload.models.registry import build_model
+from tests.support.tiny import values
 
 CONFIG = {
     "model_type": "llama",
@@ -20,11 +20,6 @@ CONFIG = {
     "max_position_embeddings": 32,
     "tie_word_embeddings": False,
 }
-
-
-def values(seed, *shape):
-    count = torch.Size(shape).numel()
-    return ((torch.arange(count) * 37 + seed * 101) % 251 - 125).float().reshape(shape) / 64
 
 
 def llama(*, kv_heads=2, size=4, layers=2, has_head=True, has_bias=False):

@@ -34,7 +34,7 @@ class Verdict:
         kind: ``"same"``, ``"both refuse"``, ``"stricter"`` (only we refuse), or a failure:
             ``"laxer"``, ``"values"``, ``"foreign error"``, ``"slow"``.
         text: our message, or what is wrong.
-        elapsed_s: our reading.
+        elapsed_s: our reading, in seconds of processor time: others may be computing too.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class Verdict:
 
 def judged(path: str, kind: str, *, mode: str = "stream") -> Verdict:
     """Read ``path`` both ways; ``kind`` names the reference: safetensors, index, or torch."""
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     found: Mapping[str, torch.Tensor] | None = None
     text = ""
     try:
@@ -61,7 +61,7 @@ def judged(path: str, kind: str, *, mode: str = "stream") -> Verdict:
         if isinstance(error, KeyboardInterrupt):
             raise
         return Verdict("foreign error", f"{type(error).__name__}: {error}"[:500], 0.0)
-    elapsed_s = time.perf_counter() - start_s
+    elapsed_s = time.process_time() - start_s
     if elapsed_s > LIMIT_S:
         return Verdict("slow", f"{elapsed_s:.2f} s; {text}", elapsed_s)
     with at_most(_REFERENCE_BYTES):

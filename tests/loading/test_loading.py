@@ -13,6 +13,7 @@ from streamload.loading import budget as memory_check
 from streamload.system.memory import AvailableMemory
 from tests.support.tiny import (
     GPT2_CONFIG,
+    bag,
     bag_of,
     gpt2_tensors,
     meta_gpt2,
@@ -289,7 +290,7 @@ class TestConfig:
         assert report.to_dict()["ok"] is False
 
 
-def test_reports_are_json_and_text(folder):
+def test_reports_are_json_and_text(folder, tmp_path):
     report = streamload.load(folder, dtype="float16").report
     again = json.loads(json.dumps(report.to_dict()))
     assert again["ok"] is True
@@ -304,4 +305,6 @@ def test_reports_are_json_and_text(folder):
     }
     assert again["tied"] == [["tok_embed.weight", "lm_head.weight"]]
     assert report.to_text(verbose=True).count("→") >= 28
-    assert again["memory"]["peak_rss_bytes"] >= 0
+    path = write(tmp_path / "big.safetensors", {"w": torch.zeros(8 << 20)})
+    again = streamload.load_into(bag({"w": (8 << 20,)}), path).to_dict()
+    assert again["memory"]["peak_rss_bytes"] >= 31 << 20, "32 MiB were loaded"

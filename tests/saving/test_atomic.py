@@ -44,7 +44,7 @@ class TestFile:
 
     def test_taking_back_a_name_that_was_free(self, tmp_path):
         for old in (None, b"old"):
-            path = tmp_path / f"x{old}"
+            path = tmp_path / f"x{old!r}"
             if old is not None:
                 path.write_bytes(old)
             file = StagedFile(str(path))

@@ -4,7 +4,6 @@ import errno
 import os
 import shutil
 import threading
-import time
 
 import pytest
 import torch
@@ -266,11 +265,10 @@ def test_a_cached_load_takes_no_memory_of_its_own(cache, tmp_path):
     streamload.load_into(module, tmp_path / "big.safetensors", dtype="bfloat16", cache=True)
     with streamload.empty_weights():
         module = torch.nn.ParameterDict({n: torch.empty(t.shape) for n, t in tensors.items()})
-    start = time.perf_counter()
     report = streamload.load_into(
         module, tmp_path / "big.safetensors", dtype="bfloat16", cache=True
     )
-    assert time.perf_counter() - start < 1.0
+    assert report.bytes_read == 0
     assert report.mode == "map"
     assert report.memory.peak_anonymous_bytes < 16 << 20
 

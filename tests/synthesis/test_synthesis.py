@@ -2,6 +2,7 @@
 
 import json
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,7 +76,8 @@ def test_transformers_finds_every_tensor(name, tmp_path):
     from transformers import AutoModelForCausalLM
 
     synthesize(name, tmp_path)
-    _, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    info = loaded[1]
     assert not info["missing_keys"]
     assert not info["mismatched_keys"]
     assert all(key.endswith(("attention.bias", "inv_freq")) for key in info["unexpected_keys"])

@@ -1,39 +1,19 @@
-"""What the peak sampler and the limits report, against planted figures and real memory."""
+"""How much memory is left, against planted files of the kernel."""
 
 from __future__ import annotations
 
-import mmap
-import os
 import resource
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from streamload.system import memory
-from streamload.system.memory import (
-    AvailableMemory,
-    MemoryPeaks,
-    PeakSampler,
-    StatusReader,
-    available_memory,
-    cgroup_peak_bytes,
-    parse_status,
-)
+from streamload.system.cgroups import cgroups
+from streamload.system.memory import AvailableMemory, available_memory
 
 MIB = 1 << 20
-
-
-def fresh(size: int) -> mmap.mmap:
-    """Touched memory of its own, whatever the process has freed before."""
-    block = mmap.mmap(-1, size)
-    for at in range(0, size, MIB):
-        block[at : at + MIB] = b"x" * MIB
-    return block
 
 
 NONE_V1 = 9223372036854771712
@@ -189,180 +169,30 @@ def test_address_space_limit_counts_what_is_used(
     assert tree.available() == AvailableMemory(9 * MIB, "machine")
 
 
+def own_peak(tree: Tree) -> int | None:
+    """The most the nearest group that counts the process's memory ever used."""
+    groups = cgroups(str(tree.root))
+    own = next((group for group in groups if group.number(group.usage) is not None), None)
+    return None if own is None else own.number(own.peak)
+
+
 def test_peak_of_the_own_group(tree: Tree) -> None:
-    assert cgroup_peak_bytes(root=str(tree.root)) is None
+    assert own_peak(tree) is None
     tree.process("0::/a/b")
     tree.mounts(V2_MOUNT)
     tree.v2("sys/fs/cgroup/a", "max", 5)
     tree.write("sys/fs/cgroup/a/memory.peak", 99)
     tree.v2("sys/fs/cgroup/a/b", "max", 5)
     # The parent's peak is not this process's: none is told until the own group tells it.
-    assert cgroup_peak_bytes(root=str(tree.root)) is None
+    assert own_peak(tree) is None
     tree.write("sys/fs/cgroup/a/b/memory.peak", 77)
-    assert cgroup_peak_bytes(root=str(tree.root)) == 77
-
-
-def test_status_text_is_split_into_anonymous_and_file() -> None:
-    text = (
-        b"Name:\tVmHWM: 1 kB\nVmHWM:\t 40 kB\nVmRSS:\t 30 kB\n"
-        b"RssAnon:\t 10 kB\nRssFile:\t 15 kB\nRssShmem:\t 5 kB\nVmData:\t 1 kB\n"
-    )
-    found = parse_status(text)
-    assert [n // 1024 for n in found] == [30, 10, 20, 40]
-    old = parse_status(b"VmHWM:\t 40 kB\nVmRSS:\t 30 kB\nVmData:\t 1 kB\n")
-    assert [n // 1024 for n in old] == [30, 30, 0, 40]
-    assert parse_status(b"Name:\tzombie\n") == (0, 0, 0, 0)
-
-
-linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-
-
-@linux
-def test_anonymous_peak_is_seen_after_it_was_given_back() -> None:
-    with PeakSampler() as sampler:
-        block = mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        block.write(b"\1" * (64 * MIB))
-        time.sleep(0.05)
-        block.close()
-    peaks = sampler.peaks
-    # The bytes object written from is as large and alive for a moment.
-    assert 64 * MIB <= peaks.anonymous_bytes < 140 * MIB
-    assert peaks.file_bytes < 8 * MIB
-    assert peaks.rss_bytes >= 64 * MIB
-
-
-@linux
-def test_mapped_file_pages_are_told_apart(tmp_path: Path) -> None:
-    path = tmp_path / "data"
-    path.write_bytes(b"\1" * (32 * MIB))
-    with open(path, "rb") as file, PeakSampler() as sampler:
-        view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        assert sum(view[i] for i in range(0, len(view), 4096)) == 32 * MIB // 4096
-        inside = sampler.peaks
-        view.close()
-    assert 30 * MIB <= inside.file_bytes <= sampler.peaks.file_bytes < 48 * MIB
-    assert sampler.peaks.anonymous_bytes < 16 * MIB
-
-
-@linux
-def test_high_water_mark_fills_in_what_falls_between_samples() -> None:
-    code = (
-        "from streamload.system.memory import PeakSampler\n"
-        "with PeakSampler(interval_s=60) as s:\n"
-        "    block = bytearray(96 << 20); del block\n"
-        "print(s.peaks.rss_bytes)\n"
-    )
-    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout
-    assert 95 * MIB < int(out) < 110 * MIB
-
-
-def test_the_last_sample_is_taken_at_the_exit() -> None:
-    with PeakSampler(interval_s=60, record=True) as sampler:
-        block = fresh(48 * MIB)
-    assert len(sampler.samples) == 2
-    assert sampler.samples[-1].rss_bytes - sampler.samples[0].rss_bytes >= 47 * MIB
-    assert sampler.peaks.rss_bytes >= 47 * MIB
-    assert len(block) == 48 * MIB
-
-
-def test_trace_has_rising_times_and_figures_at_each() -> None:
-    with PeakSampler(interval_s=0.001, record=True) as sampler:
-        time.sleep(0.05)
-    times = [sample.elapsed_s for sample in sampler.samples]
-    assert times == sorted(times)
-    assert len(times) > 5
-    assert all(sample.rss_bytes > 0 for sample in sampler.samples)
-
-
-def _descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-@linux
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_thread_and_descriptors_end_with_an_exception(error: type[BaseException]) -> None:
-    threads, descriptors = threading.active_count(), _descriptors()
-    sampler = PeakSampler()
-    with pytest.raises(error), sampler:
-        raise error
-    assert threading.active_count() == threads
-    assert _descriptors() == descriptors
-    assert isinstance(sampler.peaks, MemoryPeaks)
-
-
-@linux
-def test_no_thread_left_to_start_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    descriptors = _descriptors()
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(RuntimeError, match="new thread"), PeakSampler():
-        pass
-    assert _descriptors() == descriptors
-
-
-def test_a_sampler_may_be_used_again() -> None:
-    sampler = PeakSampler(interval_s=60)
-    with sampler:
-        block = fresh(64 * MIB)
-    first = sampler.peaks.rss_bytes
-    with sampler:
-        pass
-    assert first > 60 * MIB > sampler.peaks.rss_bytes
-    del block
-
-
-@linux
-def test_one_sample_costs_under_one_percent_of_the_interval() -> None:
-    with PeakSampler(interval_s=60) as sampler:
-        spent_s = []
-        for _ in range(20):
-            start = time.thread_time()
-            for _ in range(20):
-                sampler._sample()
-            spent_s.append((time.thread_time() - start) / 20)
-    assert min(spent_s) < 0.01 * 0.01
-
-
-@linux
-def test_agrees_with_what_another_reads_of_this_process() -> None:
-    with StatusReader(os.getpid()) as outside:
-        before = outside.read()
-        with PeakSampler() as sampler:
-            block = fresh(64 * MIB)
-            after = outside.read()
-        assert len(block) == 64 * MIB
-    assert sampler.peaks.rss_bytes == pytest.approx(after.rss - before.rss, rel=0.02)
-
-
-@linux
-def test_a_process_that_ended_reads_as_nothing() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    with StatusReader(child.pid) as status:
-        assert status.read().rss > 0
-        child.communicate(b"\n")
-        assert status.read() == (0, 0, 0, 0)
-        status.close()
-
-
-def test_without_proc_psutil_gives_the_rss(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(path: str, flags: int) -> int:
-        raise FileNotFoundError(path)
-
-    monkeypatch.setattr(memory.os, "open", missing)
-    with PeakSampler(interval_s=60) as sampler:
-        block = fresh(48 * MIB)
-    assert sampler.peaks.rss_bytes == sampler.peaks.anonymous_bytes >= 47 * MIB
-    assert sampler.peaks.file_bytes == 0
-    assert len(block) == 48 * MIB
-    with pytest.raises(ProcessLookupError):
-        StatusReader(2**22 + 1)
+    assert own_peak(tree) == 77
 
 
 def test_importing_brings_neither_torch_nor_psutil() -> None:
     code = (
-        "import sys, streamload.system.memory as m; m.available_memory(); m.PeakSampler()\n"
+        "import sys, streamload.system.memory as m, streamload.system.peaks as p\n"
+        "m.available_memory(); p.PeakSampler()\n"
         "print([n for n in ('torch', 'numpy', 'psutil') if n in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -12,7 +12,7 @@ from streamload.cli.types import Parsed
 from streamload.core.errors import MissingExtraError
 from streamload.core.wording import printable
 from streamload.saving.atomic import StagedFile
-from streamload.system.memory import MemorySample, PeakSampler
+from streamload.system.peaks import PeakSampler
 
 if TYPE_CHECKING:
     from streamload.core.report import LoadReport
@@ -88,8 +88,10 @@ class Trace:
             "mode": report.mode,
             "dtype": report.dtype,
             "memory": {
-                name: [round(getattr(sample, name), 4) for sample in samples]
-                for name in MemorySample._fields
+                "elapsed_s": [round(at_s, 4) for at_s, _ in samples],
+                "rss_bytes": [held.rss for _, held in samples],
+                "anonymous_bytes": [held.anonymous for _, held in samples],
+                "file_bytes": [held.file for _, held in samples],
             },
             "read": {
                 "elapsed_s": [round(at_s, 4) for at_s, _ in self._bytes],

@@ -1,16 +1,15 @@
 """``streamload demo``: the whole way, in a few seconds."""
 
 import json
-import time
 
 
 def test_demo(spawn, tmp_path):
-    start = time.perf_counter()
     done = spawn("demo", "-v")
-    assert time.perf_counter() - start < 30
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     folder = tmp_path / "cache/streamload/demo/gpt2-stub"
+    # Little to write and to read; seconds are measured in bench/test_speed.py.
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 64 << 20
     assert str(folder) in done.stdout
     for part in (
         "h.11.mlp.c_proj.weight → blocks.11.mlp.fc2.weight",

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 import pytest
 
@@ -25,14 +26,17 @@ def test_tokens(run, tiny, expected):
 
 
 def test_json_has_exactly_these_keys(spawn, tiny, expected):
+    start_s = time.perf_counter()
     done = spawn("generate", tiny, "--tokens", "1,2,3", "--max-new-tokens", 6, "--json")
+    took_s = time.perf_counter() - start_s
     result = json.loads(done.stdout)
     assert list(result) == ["tokens", "text", "first_token_s", "elapsed_s", "load"]
     assert result["tokens"] == expected
     assert result["text"] is None
     assert result["load"]["ok"] is True
-    assert 0 < result["elapsed_s"] < 60
-    assert result["load"]["elapsed_s"] < result["first_token_s"] < 120
+    assert 0 < result["elapsed_s"] < took_s
+    # The kernel tells a process's start in steps of a hundredth of a second.
+    assert result["load"]["elapsed_s"] < result["first_token_s"] < took_s + 0.02
 
 
 def test_prompt_is_continued_as_text(run, tiny):
