@@ -10,16 +10,16 @@ from torch import nn
 from streamload.core.errors import PlanError, printable
 from streamload.core.options import Settings
 from streamload.loading.budget import check_memory
-from streamload.loading.configuration import config_of, find_config, refuse_too_many_layers
 from streamload.loading.preparing import prepare
 from streamload.mapping.binding import Mapper
 from streamload.mapping.choose import choose_mapper
+from streamload.mapping.configuration import config_to_build, refuse_too_many_layers
 from streamload.module.commit import targets_of
 from streamload.module.empty_weights import empty_weights
 from streamload.planning import Plan, Targets, build_plan
 from streamload.sources.base import Source
 
-__all__ = ["Built", "build", "config_for", "mapper_for", "plan_open"]
+__all__ = ["Built", "build", "config_for", "find_config", "mapper_for", "plan_open"]
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,18 @@ class Built:
     notices: tuple[str, ...]
 
 
+def find_config(source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The configuration a model of the checkpoint is built from; see ``config_to_build``."""
+    return config_to_build(source.config(), source.catalog, path=source.path)
+
+
 def build(source: Source, settings: Settings) -> Built:
     """The empty reference model; of just the chosen layers if some are chosen."""
     from streamload.models.registry import LayersError, build_model, select_layers
 
     file_config, notices = find_config(source)
     config = file_config
-    refuse_too_many_layers(file_config, source, settings.layers)
+    refuse_too_many_layers(file_config, source.catalog, path=source.path, chosen=settings.layers)
     try:
         if settings.layers is not None:
             config = select_layers(config, sorted(settings.layers))
@@ -58,7 +63,7 @@ def build(source: Source, settings: Settings) -> Built:
 
 def config_for(mapping: str | Mapper, source: Source) -> dict[str, Any] | None:
     """The configuration, which a mapping of the caller's own does not need."""
-    return config_of(source)[0] if isinstance(mapping, str) else None
+    return source.config()[0] if isinstance(mapping, str) else None
 
 
 def mapper_for(

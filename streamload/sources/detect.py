@@ -11,10 +11,10 @@ from streamload.sources.files import OpenFile
 from streamload.sources.folders import TORCH_ENDINGS, choose_files
 from streamload.sources.hub import find_in_hub_cache, is_hub_name
 from streamload.sources.index import check_against_shards, read_index, shard_paths
-from streamload.sources.safetensors.header import describe_text
 from streamload.sources.safetensors.source import open_safetensors
+from streamload.sources.small_files import describe_text
 
-__all__ = ["folder_of", "open_checkpoint", "open_layers"]
+__all__ = ["open_checkpoint", "open_layers"]
 
 _LOOKED_FOR = (
     "model.safetensors.index.json, one .safetensors file, pytorch_model.bin(.index.json), "
@@ -66,13 +66,6 @@ def _open_path(real: str, given: str, layers: frozenset[int] | None) -> Source:
     return _open_files([real], given)
 
 
-def folder_of(path: str | os.PathLike[str]) -> str:
-    """The folder where a checkpoint's ``config.json`` and tokenizer lie."""
-    given = os.fsdecode(path)
-    real = find_in_hub_cache(given) if is_hub_name(given) else given
-    return real if os.path.isdir(real) else os.path.dirname(real) or os.curdir
-
-
 def _open_folder(folder: str, given: str, layers: frozenset[int] | None) -> Source:
     from streamload.sources.neox.partitions import find_partitions, open_neox
 
@@ -115,11 +108,8 @@ def _open_files(paths: Sequence[str], given: str) -> Source:
 
 def _opener(path: str) -> Callable[..., Source]:
     """Content decides, not the name's ending."""
-    file = OpenFile(path)
-    try:
+    with OpenFile(path) as file:
         start = file.read(0, min(64, file.size_bytes))
-    finally:
-        file.close()
     # The length before a safetensors header may begin with any byte, a pickle's 0x80 included.
     looks_safe = start[8:9] == b"{"
     # A pickle's second byte is its protocol; 8 bytes and less are a header's length, cut short.

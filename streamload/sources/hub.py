@@ -11,7 +11,7 @@ import re
 
 from streamload.core.errors import CheckpointNotFoundError
 
-__all__ = ["find_in_hub_cache", "is_hub_name"]
+__all__ = ["find_in_hub_cache", "folder_of", "is_hub_name"]
 
 _NAME = re.compile(r"hf:(?:(?P<org>[\w.-]+)/)?(?P<name>[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 
@@ -19,6 +19,13 @@ _NAME = re.compile(r"hf:(?:(?P<org>[\w.-]+)/)?(?P<name>[\w.-]+)(?:@(?P<revision>
 def is_hub_name(path: str) -> bool:
     """True for ``hf:...``, unless a file of exactly that name is there."""
     return path.startswith("hf:") and not os.path.lexists(path)
+
+
+def folder_of(path: str | os.PathLike[str]) -> str:
+    """The folder where a checkpoint's ``config.json`` and tokenizer lie."""
+    given = os.fsdecode(path)
+    real = find_in_hub_cache(given) if is_hub_name(given) else given
+    return real if os.path.isdir(real) else os.path.dirname(real) or os.curdir
 
 
 def cache_folder() -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from streamload.core.dtypes import BY_TORCH_NAME
 from streamload.core.errors import CheckpointError, ReadError
 from streamload.core.specs import Catalog, Extent, TensorSpec, contiguous_strides
-from streamload.sources.base import SourceBase
+from streamload.sources.base import Source
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["MemorySource"]
 
 
-class MemorySource(SourceBase):
+class MemorySource(Source):
     """Tensors by stored name, read in blocks like any file.
 
     The tensors are the caller's: none is copied or written to, and they must not change

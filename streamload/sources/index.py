@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from streamload.core.errors import CheckpointError
 from streamload.core.specs import Catalog
-from streamload.sources.files import OpenFile
-from streamload.sources.safetensors.header import loads_strictly
+from streamload.sources.small_files import read_json
 
 __all__ = ["check_against_shards", "read_index", "shard_paths"]
 
@@ -24,17 +23,7 @@ def read_index(path: str) -> dict[str, str]:
         CheckpointError: not JSON, no map, an empty map, or a file name that is not a plain
             relative path below the index's own folder.
     """
-    file = OpenFile(path)
-    try:
-        if file.size_bytes > _MAX_INDEX_BYTES:
-            raise CheckpointError(f"the index is {file.size_bytes} bytes long", path=path)
-        text = file.read(0, file.size_bytes)
-    finally:
-        file.close()
-    try:
-        index = loads_strictly(text.removeprefix(b"\xef\xbb\xbf"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"the index is not valid JSON: {error}", path=path) from error
+    index = read_json(path, max_bytes=_MAX_INDEX_BYTES)
     found = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(found, dict):
         raise CheckpointError("the index has no weight_map (tensor name to file name)", path=path)

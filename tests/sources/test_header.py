@@ -146,7 +146,7 @@ DAMAGED = {
     ),
     "a key twice in an entry": (
         container(json.dumps(GOOD).replace('"dtype"', '"dtype": "F64", "dtype"', 1), BODY),
-        "'dtype' stands there twice",
+        "duplicate key 'dtype'",
     ),
     # ranges that overlap, leave a hole or bytes over
     "one range, two names": (

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from streamload.core.errors import CheckpointError, MissingExtraError
-from streamload.sources.neox.neox_config import neox_config
 from streamload.sources.neox.partitions import NeoXRawSource, find_partitions, open_neox
 
 WIDTH, INNER, VOCAB = 96, 384, 16
@@ -322,7 +321,7 @@ def test_the_published_list_opens_quickly(tmp_path: Path) -> None:
         assert source.block_count == 44
         assert len(source.layer_numbers) * len(source.ranks) == 94
         assert 40e9 < source.catalog.nbytes < 42e9
-        config, _ = neox_config(str(tmp_path), source)
+        config, _ = source.config()
     assert (config["num_attention_heads"], config["intermediate_size"]) == (64, 24576)
     assert config["vocab_size"] == 50432
 
@@ -332,7 +331,7 @@ def test_the_published_list_opens_quickly(tmp_path: Path) -> None:
 
 def config_of(folder: Path) -> tuple[dict[str, object], str]:
     with opened(folder) as source:
-        config, notices = neox_config(str(folder), source)
+        config, notices = source.config()
     return config, "\n".join(notices)
 
 

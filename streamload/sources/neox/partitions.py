@@ -11,9 +11,11 @@ import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from streamload.core.errors import CheckpointError, printable
 from streamload.sources.files import OpenFile
+from streamload.sources.neox.neox_config import neox_config
 from streamload.sources.neox.partition_checks import (
     check_layers,
     check_numbers,
@@ -78,6 +80,10 @@ class NeoXRawSource(TorchSource):
         self.layer_numbers = tuple(sorted({layer for layer, _ in parts}))
         self.ranks = tuple(sorted({rank for _, rank in parts}))
         self.block_count = block_count
+
+    def config(self) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+        """From ``config.json``, GPT-NeoX's YAML files, or shapes and published values."""
+        return neox_config(self.path, self.catalog, blocks=self.block_count, ranks=len(self.ranks))
 
 
 def find_partitions(folder: str) -> Partitions | None:

@@ -7,16 +7,16 @@ reader: no overlap, no hole, no bytes left over, and no name twice.
 
 from __future__ import annotations
 
-import json
 from typing import Any, NoReturn
 
 from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import CheckpointError
 from streamload.core.specs import Catalog, Extent, TensorSpec
 from streamload.sources.files import OpenFile
+from streamload.sources.small_files import describe_text, loads_strictly
 from streamload.system.gc_pause import without_collections
 
-__all__ = ["MAX_HEADER_BYTES", "loads_strictly", "read_header"]
+__all__ = ["MAX_HEADER_BYTES", "read_header"]
 
 # The reference implementation's limit; a legal header above it is named as such.
 MAX_HEADER_BYTES = 100_000_000
@@ -26,7 +26,6 @@ _I64 = 1 << 63
 _MAX_DEPTH = 124
 _MAX_NUMBER = 1.7976931348623157e308
 _ENTRY_BYTES = 64  # about what one tensor takes in a header
-_LFS_POINTER = b"version https://git-lfs"
 
 
 def read_header(file: OpenFile) -> Catalog:
@@ -53,39 +52,6 @@ def _read_text(file: OpenFile, text: bytes, data_start: int) -> Catalog:
     metadata = _metadata(header.pop("__metadata__", None), file.path)
     entries = _entries(header, file, data_start)
     return Catalog(_specs(entries, file.path, data_start), metadata)
-
-
-def loads_strictly(text: bytes) -> Any:
-    """JSON as the standard has it: UTF-8, no key twice, no NaN.
-
-    Raises:
-        ValueError: anything else.
-    """
-    return json.loads(
-        text.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_no_constant
-    )
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {twice!r} stands there twice")
-    return made
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def describe_text(start: bytes) -> str | None:
-    """What a file that begins with ``start`` is, if it is a well-known mishap."""
-    if start.startswith(_LFS_POINTER):
-        return "is a git-lfs pointer, not the checkpoint itself: fetch the file with `git lfs pull`"
-    if start.lstrip()[:14].lower().startswith((b"<!doctype", b"<html", b"<?xml")):
-        return "is a web page, not a checkpoint: the download was refused or redirected"
-    return None
 
 
 def _header_text(file: OpenFile) -> tuple[bytes, int]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from streamload.core.errors import CheckpointError, ReadError
 from streamload.core.specs import Catalog, TensorSpec
-from streamload.sources.files import BlockSource, OpenFile
+from streamload.sources.block_source import BlockSource
+from streamload.sources.files import OpenFile
 from streamload.sources.safetensors.header import read_header
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from streamload.core.errors import CheckpointError, printable
 from streamload.core.specs import Catalog, Extent
-from streamload.sources.files import BlockSource, OpenFile
+from streamload.sources.block_source import BlockSource
+from streamload.sources.files import OpenFile
 from streamload.sources.torch.archive import Archive, read_archive
 from streamload.sources.torch.layout import Region, StoredTensor, place, read_values
 from streamload.sources.torch.legacy import LEGACY_START, read_legacy
