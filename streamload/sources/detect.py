@@ -11,7 +11,7 @@ from streamload.sources.files import OpenFile
 from streamload.sources.folders import TORCH_ENDINGS, choose_files
 from streamload.sources.hub import find_in_hub_cache, is_hub_name
 from streamload.sources.index import check_against_shards, read_index, shard_paths
-from streamload.sources.safetensors.source import open_safetensors
+from streamload.sources.safetensors.safetensors_files import open_safetensors
 from streamload.sources.small_files import describe_text
 
 __all__ = ["open_checkpoint", "open_layers"]
@@ -123,7 +123,7 @@ def _opener(path: str) -> Callable[..., Source]:
         )
     claims_torch = path.lower().endswith(TORCH_ENDINGS)
     if is_torch or (claims_torch and not looks_safe and not describe_text(start)):
-        from streamload.sources.torch.zip_source import open_torch
+        from streamload.sources.torch.torch_files import open_torch
 
         return open_torch
     return open_safetensors

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError, ReadError
-from streamload.sources.torch.legacy import LEGACY_START
-from streamload.sources.torch.zip_source import open_torch
+from streamload.sources.torch.legacy_format import LEGACY_START
+from streamload.sources.torch.torch_files import open_torch
 
 W = torch.arange(6.0).reshape(2, 3)
 STATE = {"w": W, "b": torch.tensor([0.5, -0.5])}

@@ -16,7 +16,7 @@ from torch import nn
 from streamload.core.dtypes import BY_TORCH_NAME
 from streamload.core.errors import CheckpointError
 from streamload.sources.base import Source
-from streamload.sources.torch.zip_source import TorchSource, open_torch
+from streamload.sources.torch.torch_files import TorchSource, open_torch
 
 W = torch.arange(6.0).reshape(2, 3)
 B = torch.tensor([0.5, -0.5])
@@ -288,7 +288,7 @@ def test_a_name_in_two_files_is_refused(tmp_path: Path) -> None:
 def test_listing_needs_neither_torch_nor_numpy(tmp_path: Path) -> None:
     path = save(tmp_path, STATE)
     code = (
-        "import sys; from streamload.sources.torch.zip_source import open_torch;"
+        "import sys; from streamload.sources.torch.torch_files import open_torch;"
         f"s = open_torch([{path!r}], given=''); print(*s.catalog, s.catalog['w'].shape);"
         "print([m for m in ('torch', 'numpy', 'pickle') if m in sys.modules])"
     )

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from streamload.core.errors import CheckpointError, printable
-from streamload.sources.torch.zip_source import TorchFile
+from streamload.sources.torch.torch_files import TorchFile
 
 __all__ = ["check_layers", "check_numbers", "check_ranks", "joined"]
 

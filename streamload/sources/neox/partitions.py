@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamload.core.errors import CheckpointError, printable
+from streamload.sources.config.neox_params import neox_config
 from streamload.sources.files import OpenFile
-from streamload.sources.neox.neox_config import neox_config
 from streamload.sources.neox.partition_checks import (
     check_layers,
     check_numbers,
     check_ranks,
     joined,
 )
-from streamload.sources.torch.layout import StoredTensor
-from streamload.sources.torch.zip_source import TorchFile, TorchSource, read_torch_file
+from streamload.sources.torch.stored_tensors import StoredTensor
+from streamload.sources.torch.torch_files import TorchFile, TorchSource, read_torch_file
 
 __all__ = ["NeoXRawSource", "Partitions", "find_partitions", "open_neox"]
 

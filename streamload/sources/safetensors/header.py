@@ -16,7 +16,7 @@ from streamload.sources.files import OpenFile
 from streamload.sources.small_files import describe_text, loads_strictly
 from streamload.system.gc_pause import without_collections
 
-__all__ = ["MAX_HEADER_BYTES", "read_header"]
+__all__ = ["MAX_HEADER_BYTES", "is_encodable", "read_header"]
 
 # The reference implementation's limit; a legal header above it is named as such.
 MAX_HEADER_BYTES = 100_000_000
@@ -35,9 +35,9 @@ def read_header(file: OpenFile) -> Catalog:
         CheckpointError: the file is not a whole, consistent safetensors file; ``.problems`` has
             one line for each tensor at fault.
     """
-    text, data_start = _header_text(file)
+    text = _header_text(file)
     with without_collections(len(text) // _ENTRY_BYTES):
-        return _read_text(file, text, data_start)
+        return _read_text(file, text, 8 + len(text))
 
 
 def _read_text(file: OpenFile, text: bytes, data_start: int) -> Catalog:
@@ -50,11 +50,16 @@ def _read_text(file: OpenFile, text: bytes, data_start: int) -> Catalog:
             f"the header is a JSON {type(header).__name__}, expected an object", path=file.path
         )
     metadata = _metadata(header.pop("__metadata__", None), file.path)
-    entries = _entries(header, file, data_start)
-    return Catalog(_specs(entries, file.path, data_start), metadata)
+    specs = {
+        name: TensorSpec(
+            name, dtype, shape, file.path, Extent(file.path, data_start + begin, end - begin)
+        )
+        for begin, end, name, dtype, shape in _entries(header, file, data_start)
+    }
+    return Catalog(specs, metadata)
 
 
-def _header_text(file: OpenFile) -> tuple[bytes, int]:
+def _header_text(file: OpenFile) -> bytes:
     size = file.size_bytes
     if size == 0:
         raise CheckpointError("the file is empty (0 bytes)", path=file.path)
@@ -85,7 +90,7 @@ def _header_text(file: OpenFile) -> tuple[bytes, int]:
             f"the header starts with {text[:1]!r}, expected '{{': not a safetensors file",
             path=file.path,
         )
-    return text, 8 + length
+    return text
 
 
 def _metadata(value: object, path: str) -> dict[str, str]:
@@ -96,7 +101,7 @@ def _metadata(value: object, path: str) -> dict[str, str]:
             f"__metadata__ is a JSON {type(value).__name__}, expected an object", path=path
         )
     for key, entry in value.items():
-        if not isinstance(entry, str) or not _encodable(key + entry):
+        if not isinstance(entry, str) or not is_encodable(key + entry):
             raise CheckpointError(
                 f"__metadata__ entry {key!r} is {entry!r}, expected a string", path=path
             )
@@ -145,7 +150,7 @@ def _entries(header: dict[str, Any], file: OpenFile, data_start: int) -> list[_E
 
 def _entry_fault(name: str, info: Any, data_bytes: int) -> str | None:
     """What is wrong with one entry by itself, or None."""
-    if not name.isascii() and not _encodable(name):
+    if not name.isascii() and not is_encodable(name):
         return "the name is not valid Unicode"
     if type(info) is not dict:
         return f"the entry is {_shown(info)}, expected an object"
@@ -190,11 +195,11 @@ def _is_plain(value: object, depth: int) -> bool:
     if depth == 0:
         return False
     if isinstance(value, dict):
-        return all(_encodable(k) and _is_plain(v, depth - 1) for k, v in value.items())
+        return all(is_encodable(k) and _is_plain(v, depth - 1) for k, v in value.items())
     if isinstance(value, list):
         return all(_is_plain(part, depth - 1) for part in value)
     if isinstance(value, str):
-        return _encodable(value)
+        return is_encodable(value)
     return not isinstance(value, int | float) or -_MAX_NUMBER <= value <= _MAX_NUMBER
 
 
@@ -206,7 +211,8 @@ def _shown(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def _encodable(name: str) -> bool:
+def is_encodable(name: str) -> bool:
+    """False for text with lone surrogates, which UTF-8 does not have."""
     try:
         name.encode("utf-8")
     except UnicodeEncodeError:
@@ -224,10 +230,3 @@ def _refuse(problems: list[tuple[str, str]], path: str) -> NoReturn:
         tensor=name,
         problems=tuple(f"tensor {n!r}: {f}" for n, f in problems),
     )
-
-
-def _specs(entries: list[_Entry], path: str, data_start: int) -> dict[str, TensorSpec]:
-    return {
-        name: TensorSpec(name, dtype, shape, path, Extent(path, data_start + begin, end - begin))
-        for begin, end, name, dtype, shape in entries
-    }

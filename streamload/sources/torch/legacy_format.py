@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from streamload.core.errors import CheckpointError
 from streamload.sources.files import OpenFile
-from streamload.sources.torch.layout import Region
 from streamload.sources.torch.pickle_reader import MAX_PICKLE_BYTES, Pickled, Truncated, read_pickle
-from streamload.sources.torch.records import Malformed, shown
+from streamload.sources.torch.pickle_records import Malformed, shown
+from streamload.sources.torch.stored_tensors import Region
 
 __all__ = ["LEGACY_START", "read_legacy"]
 

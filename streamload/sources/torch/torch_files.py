@@ -1,6 +1,6 @@
 """Files of ``torch.save`` (``.pt``, ``.bin``, ``.pth``), one or several, read in blocks.
 
-The pickle inside is read by ``torch_pickle``, which cannot run anything; torch itself is needed
+The pickle inside is read by ``pickle_reader``, which cannot run anything; torch itself is needed
 only for values. Both formats are known: the zip one, and the one before it.
 """
 
@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 from streamload.core.errors import CheckpointError, printable
 from streamload.core.specs import Catalog, Extent
-from streamload.sources.block_source import BlockSource
+from streamload.sources.block_source import BlockSource, read_each, refuse_repeats
 from streamload.sources.files import OpenFile
-from streamload.sources.torch.archive import Archive, read_archive
-from streamload.sources.torch.layout import Region, StoredTensor, place, read_values
-from streamload.sources.torch.legacy import LEGACY_START, read_legacy
+from streamload.sources.small_files import describe_text
+from streamload.sources.torch.legacy_format import LEGACY_START, read_legacy
 from streamload.sources.torch.pickle_reader import (
     MAX_PICKLE_BYTES,
     Pickled,
@@ -25,8 +24,10 @@ from streamload.sources.torch.pickle_reader import (
     Truncated,
     read_pickle,
 )
-from streamload.sources.torch.records import Malformed, shown
-from streamload.sources.torch.tree import find_weights
+from streamload.sources.torch.pickle_records import Malformed, shown
+from streamload.sources.torch.state_dicts import find_weights
+from streamload.sources.torch.stored_tensors import Region, StoredTensor, place, read_values
+from streamload.sources.torch.zip_archive import Archive, read_archive
 
 if TYPE_CHECKING:
     import torch
@@ -64,12 +65,11 @@ class TorchSource(BlockSource):
         self,
         path: str,
         parts: Sequence[TorchFile],
-        *,
         tensors: Mapping[str, StoredTensor],
         notices: tuple[str, ...] = (),
     ) -> None:
         super().__init__(path, [part.file for part in parts])
-        self._stored = dict(tensors)
+        self._stored = tensors
         self.checksums = {extent: crc for part in parts for extent, crc in part.checksums.items()}
         self.catalog = Catalog(
             {name: stored.spec for name, stored in self._stored.items()},
@@ -77,7 +77,6 @@ class TorchSource(BlockSource):
         )
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The values, contiguous and in memory of their own; see Source."""
         stored = self._stored[name]
         return read_values(self._files[stored.spec.file], stored)
 
@@ -91,19 +90,12 @@ def open_torch(paths: Sequence[str], *, given: str) -> TorchSource:
     Raises:
         CheckpointError: a file cannot be used, or two files have a tensor of the same name.
     """
-    tensors: dict[str, StoredTensor] = {}
-    parts: list[TorchFile] = []
     with ExitStack() as opened:
-        for path in paths:
-            file = OpenFile(path)
-            opened.callback(file.close)
-            part = read_torch_file(file)
-            _check_names(tensors, part)
-            tensors.update(part.tensors)
-            parts.append(part)
-        source = TorchSource(given, parts, tensors=tensors)
+        parts = read_each(paths, read_torch_file, opened, given=given)
+        specs = [{name: stored.spec for name, stored in p.tensors.items()} for p in parts]
+        refuse_repeats(specs, given=given)
         opened.pop_all()
-    return source
+    return TorchSource(given, parts, {name: t for p in parts for name, t in p.tensors.items()})
 
 
 def read_torch_file(file: OpenFile) -> TorchFile:
@@ -118,7 +110,7 @@ def read_torch_file(file: OpenFile) -> TorchFile:
     if not legacy and not start.startswith(b"PK\3\4"):
         raise CheckpointError(_what_else(start), path=file.path)
     try:
-        pickled, regions, big_endian = _read_old(file) if legacy else _read_zip(file)
+        pickled, regions, big_endian = (*read_legacy(file), False) if legacy else _read_zip(file)
     except RefusedGlobal as error:
         raise CheckpointError(
             f"{error}, a class or function that is not loaded from a file: it could run "
@@ -137,22 +129,14 @@ def read_torch_file(file: OpenFile) -> TorchFile:
     _check_unused(pickled, set(map(id, weights.tensors.values())), regions, path=file.path)
     notices = weights.notices
     if legacy:
-        notices = (
-            *notices,
-            f"{printable(file.path)}: in torch's format from before zip: read in blocks, "
-            f"not memory-mapped",
-        )
+        older = "in torch's format from before zip: read in blocks, not memory-mapped"
+        notices = (*notices, f"{printable(file.path)}: {older}")
     checksums = {
         Extent(file.path, region.offset, region.nbytes): region.checksum
         for region in regions.values()
         if region.checksum
     }
     return TorchFile(file, tensors, notices, checksums)
-
-
-def _read_old(file: OpenFile) -> tuple[Pickled, Mapping[str, Region], bool]:
-    root, regions = read_legacy(file)
-    return root, regions, False
 
 
 def _read_zip(file: OpenFile) -> tuple[Pickled, Mapping[str, Region], bool]:
@@ -211,8 +195,7 @@ def _torch_folder(archive: Archive) -> bytes:
     path = archive.file.path
     names = [n for n in archive.records if n.count(b"/") == 1 and n.endswith(b"/data.pkl")]
     if len(names) != 1:
-        inside = sorted(archive.records)[:3]
-        shown = ", ".join(printable(name) for name in inside) or "nothing"
+        shown = ", ".join(map(printable, sorted(archive.records)[:3])) or "nothing"
         raise CheckpointError(
             f"is a zip archive, but not one that torch.save wrote (it holds {shown})", path=path
         )
@@ -230,25 +213,11 @@ def _torch_folder(archive: Archive) -> bytes:
     return folder
 
 
-def _check_names(tensors: Mapping[str, StoredTensor], part: TorchFile) -> None:
-    problems = tuple(
-        f"tensor {name!r} is in {printable(tensors[name].spec.file)} and in "
-        f"{printable(part.file.path)}"
-        for name in part.tensors
-        if name in tensors
-    )
-    if problems:
-        raise CheckpointError("; ".join(problems[:8]), path=part.file.path, problems=problems)
-
-
 def _what_else(start: bytes) -> str:
-    text = start.lstrip().lower()
     if not start:
         return "is empty (0 bytes)"
-    if start.startswith(b"version https://git-lfs"):
-        return "is a git-lfs pointer, not the file it stands for: fetch it with `git lfs pull`"
-    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
-        return "is a web page, not a checkpoint: the download went wrong"
+    if mishap := describe_text(start):
+        return mishap
     if start[8:9] == b"{":
         return "holds safetensors data, not what torch.save writes"
     if start.startswith(b"\x80") and start[1:2] <= b"\x05":

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from streamload.core.dtypes import BY_NAME, BY_TORCH_NAME
 from streamload.core.errors import CheckpointError
-from streamload.core.specs import Extent, Shape, TensorSpec, contiguous_strides, numel
-from streamload.sources.torch.records import StorageRef, TensorRef
+from streamload.core.specs import Extent, Shape, TensorSpec, contiguous_strides, is_dense, numel
+from streamload.sources.torch.pickle_records import StorageRef, TensorRef
 
 if TYPE_CHECKING:
     import torch
@@ -78,9 +78,10 @@ def place(
     count = numel(record.shape)
     if count * dtype.itemsize >= 1 << 63:
         raise CheckpointError(f"shape {list(record.shape)} is absurd", path=path, tensor=name)
-    reach = _reach(record.shape, record.strides)
     first = record.storage.start * record.storage.itemsize + record.offset * dtype.itemsize
-    span_bytes = reach * dtype.itemsize
+    # From the first to the last element of a view that is not empty.
+    reach = sum((n - 1) * step for n, step in zip(record.shape, record.strides, strict=True))
+    span_bytes = (1 + reach) * dtype.itemsize
     if count and first + span_bytes > region.nbytes:
         raise CheckpointError(
             f"shape {list(record.shape)} with strides {list(record.strides)} from byte {first} "
@@ -91,7 +92,7 @@ def place(
         )
     span = Extent(path, region.offset + (first if count else 0), span_bytes if count else 0)
     plain = contiguous_strides(record.shape)
-    dense = count == 0 or (reach == count and _is_dense(record.shape, record.strides))
+    dense = is_dense(record.shape, record.strides)
     row_major = count == 0 or all(
         size == 1 or have == want
         for size, have, want in zip(record.shape, record.strides, plain, strict=True)
@@ -118,8 +119,9 @@ def read_values(file: OpenFile, stored: StoredTensor) -> torch.Tensor:
     """
     import torch
 
-    dtype = BY_NAME[stored.spec.dtype]
-    kind: torch.dtype = getattr(torch, str(dtype.torch_name))
+    from streamload.sources.blocks import torch_dtype
+
+    dtype, kind = BY_NAME[stored.spec.dtype], torch_dtype(stored.spec.dtype)
     shape = stored.spec.shape
     if stored.span.nbytes == 0:
         return torch.empty(shape, dtype=kind)
@@ -154,20 +156,3 @@ def _check_storage(name: str, storage: StorageRef, region: Region | None, *, pat
             path=path,
             tensor=name,
         )
-
-
-def _reach(shape: Shape, strides: Shape) -> int:
-    """Elements from the first to the last one of a view that is not empty."""
-    return 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
-
-
-def _is_dense(shape: Shape, strides: Shape) -> bool:
-    """True if each element of the span belongs to exactly one index."""
-    expected = 1
-    for step, size in sorted(zip(strides, shape, strict=True)):
-        if size == 1:
-            continue
-        if step != expected:
-            return False
-        expected *= size
-    return True

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from streamload.core.errors import CheckpointError, printable
-from streamload.sources.torch.records import TensorRef, UnusableTensor, shown
+from streamload.core.wording import listed
+from streamload.sources.torch.pickle_records import TensorRef, UnusableTensor, shown
 
 __all__ = ["Weights", "find_weights"]
 
@@ -192,6 +193,4 @@ def _describe(value: object) -> str:
 
 
 def _list(keys: list[object]) -> str:
-    text = ", ".join(shown(key) for key in keys[:_SHOWN])
-    more = len(keys) - _SHOWN
-    return f"{text} and {more} more" if more > 0 else text
+    return listed(map(shown, keys), _SHOWN)
