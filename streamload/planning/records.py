@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import PlanError, printable
 from streamload.core.options import Settings
 from streamload.core.report import LoadReport, MemoryReport
-from streamload.core.specs import Shape, StridedCopy, numel
+from streamload.core.specs import Shape, StridedCopy, TensorSpec, numel
 from streamload.planning.problems import fold
 
 __all__ = [
@@ -141,7 +140,7 @@ class Plan:
     comparisons: tuple[Comparison, ...]
     report: LoadReport
     options: Settings
-    stored: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    stored: Mapping[str, TensorSpec] = field(default_factory=dict, repr=False)
 
     @property
     def ok(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError, printable
 from streamload.sources.base import Source
@@ -103,11 +103,8 @@ def _open_indexed(index_path: str, given: str) -> Source:
 
 
 def _open_files(paths: Sequence[str], given: str) -> Source:
-    return _opener(paths[0])(paths, given=given)
-
-
-def _opener(path: str) -> Callable[..., Source]:
     """Content decides, not the name's ending."""
+    path = paths[0]
     with OpenFile(path) as file:
         start = file.read(0, min(64, file.size_bytes))
     # The length before a safetensors header may begin with any byte, a pickle's 0x80 included.
@@ -125,5 +122,5 @@ def _opener(path: str) -> Callable[..., Source]:
     if is_torch or (claims_torch and not looks_safe and not describe_text(start)):
         from streamload.sources.torch.torch_files import open_torch
 
-        return open_torch
-    return open_safetensors
+        return open_torch(paths, given=given)
+    return open_safetensors(paths, given=given)

@@ -48,20 +48,16 @@ def choose_files(folder: str, files: Sequence[str], endings: tuple[str, ...]) ->
             "pass the one that is meant",
             path=folder,
         )
-    for name in candidates:
-        _refuse_part(folder, name)
-    return candidates or None
-
-
-def _refuse_part(folder: str, name: str) -> None:
-    """A single file whose name says that it is a part is not taken for the whole."""
-    match = _ANY_PART.fullmatch(name)
+    if not candidates:
+        return None
+    match = _ANY_PART.fullmatch(candidates[0])
     if match and (match["part"], match["count"]) != ("1", "1"):
         raise CheckpointError(
-            f"{printable(name)} is by its name one part of a set, and there is no other part nor "
-            "an index; pass the file itself if it is all that is meant",
+            f"{printable(candidates[0])} is by its name one part of a set, and there is no other "
+            "part and no index; pass the file itself if it is all that is meant",
             path=folder,
         )
+    return candidates
 
 
 def _complete_set(folder: str, names: Sequence[str], others: Sequence[str]) -> list[str]:

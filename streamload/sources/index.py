@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from streamload.core.errors import CheckpointError
 from streamload.core.specs import Catalog
+from streamload.core.wording import listed
 from streamload.sources.small_files import read_json
 
 __all__ = ["check_against_shards", "read_index", "shard_paths"]
@@ -33,8 +34,7 @@ def read_index(path: str) -> dict[str, str]:
         f"tensor {name!r}: {fault}" for name, value in found.items() if (fault := _fault(value))
     )
     if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise CheckpointError(problems[0] + more, path=path, problems=problems)
+        raise _refused(problems, path)
     return found
 
 
@@ -69,8 +69,7 @@ def shard_paths(index_path: str, weight_map: Mapping[str, str]) -> list[str]:
     absent = [name for name in names if not os.path.exists(os.path.join(folder, name))]
     if absent:
         raise CheckpointError(
-            f"{len(absent)} of {len(names)} shards are missing: {', '.join(absent[:8])}"
-            + (" …" if len(absent) > 8 else ""),
+            f"{len(absent)} of {len(names)} shards are missing: {listed(absent)}",
             path=index_path,
             problems=tuple(f"shard {name!r} is missing" for name in absent),
         )
@@ -94,24 +93,27 @@ def check_against_shards(
             f"tensor {name!r} is not in {weight_map[name]!r}, nor in any other shard"
             for name in lost
         )
-        more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
-        raise CheckpointError(problems[0] + more, path=index_path, problems=problems)
-    notices = list(catalog.notices)
+        raise _refused(problems, index_path)
     folder = os.path.dirname(index_path)
-    # Whole paths: shards in two subfolders may have one name.
-    misplaced = [
-        name
-        for name, shard in weight_map.items()
-        if catalog[name].file != os.path.join(folder, shard)
+    notices = [
+        *catalog.notices,
+        *(
+            f"the index has {name!r} in {shard!r}, it was found in {catalog[name].file!r}"
+            for name, shard in weight_map.items()
+            # Whole paths: shards in two subfolders may have one name.
+            if catalog[name].file != os.path.join(folder, shard)
+        ),
     ]
-    notices.extend(
-        f"the index has {name!r} in {weight_map[name]!r}, it was found in {catalog[name].file!r}"
-        for name in misplaced
-    )
     left_out = [name for name in catalog if name not in weight_map]
     if left_out:
+        shown = listed(map(repr, left_out), 4)
         notices.append(
-            f"the index leaves out {len(left_out)} tensors that its shards hold: "
-            + ", ".join(map(repr, left_out[:4]))
+            f"the index leaves out {len(left_out)} tensors that its shards hold: {shown}"
         )
     return Catalog(catalog.tensors, catalog.metadata, tuple(notices))
+
+
+def _refused(problems: tuple[str, ...], path: str) -> CheckpointError:
+    return CheckpointError(
+        listed(problems, 1, more=" (and {left} more)"), path=path, problems=problems
+    )

@@ -68,6 +68,12 @@ def opened(folder: Path, layers: set[int] | None = None) -> NeoXRawSource:
     return open_neox(partitions, layers=None if layers is None else frozenset(layers))
 
 
+def layer_numbers(source: NeoXRawSource) -> tuple[int, ...]:
+    """The layers in the catalog, each once, in its order."""
+    names = (name.split(".")[0] for name in source.catalog)
+    return tuple(dict.fromkeys(int(name.removeprefix("layer_")) for name in names))
+
+
 def refuse(folder: Path, *words: str) -> CheckpointError:
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(CheckpointError) as caught:
@@ -87,7 +93,7 @@ def test_lists_every_part_in_order_with_its_values(
 ) -> None:
     files = cut(ranks=ranks, padded=padded)
     with opened(write(tmp_path, files)) as source:
-        assert source.layer_numbers == (0, 2, 3, 5, 6)
+        assert layer_numbers(source) == (0, 2, 3, 5, 6)
         assert source.ranks == tuple(range(ranks))
         assert source.block_count == 2
         assert source.path == str(tmp_path)
@@ -96,7 +102,7 @@ def test_lists_every_part_in_order_with_its_values(
             tuple(int(part.split("_")[1]) for part in name.split("-")[:2]): content
             for name, content in files.items()
         }
-        for layer in source.layer_numbers:
+        for layer in layer_numbers(source):
             for key in by_place[layer, 0]:
                 for rank in range(ranks):
                     name = next(names)
@@ -108,7 +114,7 @@ def test_lists_every_part_in_order_with_its_values(
 
 def test_layers_are_ordered_by_number(tmp_path: Path) -> None:
     with opened(write(tmp_path, cut(blocks=10, padded=False, width=8))) as source:
-        assert source.layer_numbers == (0, *range(2, 12), 13, 14)
+        assert layer_numbers(source) == (0, *range(2, 12), 13, 14)
         layers = [int(name.split(".")[0].removeprefix("layer_")) for name in source.catalog]
         assert layers == sorted(layers)
 
@@ -120,10 +126,10 @@ def test_a_subset_opens_only_its_files(tmp_path: Path) -> None:
             (tmp_path / f"layer_{layer:02d}-model_{rank:02d}-model_states.pt").write_bytes(b"")
     (tmp_path / "layer_04-model_01-model_states.pt").unlink()
     with opened(tmp_path, {1}) as source:
-        assert source.layer_numbers == (0, 3, 6, 7)
+        assert layer_numbers(source) == (0, 3, 6, 7)
         assert source.block_count == 3
     with opened(tmp_path, set()) as source:
-        assert source.layer_numbers == (0, 6, 7)
+        assert layer_numbers(source) == (0, 6, 7)
     with pytest.raises(CheckpointError, match=r"\[3, 7\].*0 to 2"):
         opened(tmp_path, {1, 3, 7})
 
@@ -319,7 +325,7 @@ def test_the_published_list_opens_quickly(tmp_path: Path) -> None:
     with opened(tmp_path) as source:
         assert time.perf_counter() - started < 1.5
         assert source.block_count == 44
-        assert len(source.layer_numbers) * len(source.ranks) == 94
+        assert len(layer_numbers(source)) * len(source.ranks) == 94
         assert 40e9 < source.catalog.nbytes < 42e9
         config, _ = source.config()
     assert (config["num_attention_heads"], config["intermediate_size"]) == (64, 24576)

@@ -29,14 +29,7 @@ _PUBLISHED_20B: Config = {
     "max_position_embeddings": 2048,
 }
 # What GPT-NeoX itself takes where its yml files say nothing (megatron/neox_arguments).
-_NEOX_DEFAULTS: Config = {
-    "rotary_pct": 1.0,
-    "rotary_emb_base": 10000,
-    "use_parallel_residual": False,
-    "layer_norm_eps": 1e-5,
-    "hidden_act": "gelu",
-    "max_position_embeddings": 2048,
-}
+_NEOX_DEFAULTS: Config = {**_PUBLISHED_20B, "rotary_pct": 1.0, "use_parallel_residual": False}
 _YML_NAMES = {
     "num_layers": "num_hidden_layers",
     "hidden_size": "hidden_size",
@@ -89,7 +82,6 @@ def neox_config(
         if found is not None:
             return found
     width = shapes["hidden_size"]
-    assert isinstance(width, int)
     if width % _HEAD_SIZE_20B:
         raise CheckpointError(
             f"no config.json and no configs/*.yml, and the shapes do not tell the number of "

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from streamload.core.errors import CheckpointError, printable
+from streamload.core.wording import listed
 from streamload.sources.torch.torch_files import TorchFile
 
-__all__ = ["check_layers", "check_numbers", "check_ranks", "joined"]
+__all__ = ["check_layers", "check_numbers", "check_ranks"]
 
 Key = tuple[int, int]
 
@@ -180,12 +181,7 @@ def _base(part: TorchFile) -> str:
     return printable(os.path.basename(part.file.path))
 
 
-def joined(problems: Sequence[str]) -> str:
-    """The problems as one text; the error's ``problems`` has those that are too many."""
-    more = len(problems) - _SHOWN
-    return "; ".join(problems[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
-
-
 def _raise(problems: list[str], *, path: str) -> None:
     if problems:
-        raise CheckpointError(joined(problems), path=path, problems=tuple(problems))
+        shown = listed(problems, _SHOWN, separator="; ", more="; and {left} more")
+        raise CheckpointError(shown, path=path, problems=tuple(problems))
