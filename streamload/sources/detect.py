@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 
-from streamload.core.errors import CheckpointError, CheckpointNotFoundError, printable
+from streamload.core.errors import CheckpointError, CheckpointNotFoundError, naming, printable
 from streamload.sources.base import Source
 from streamload.sources.files import OpenFile
 from streamload.sources.folders import TORCH_ENDINGS, choose_files
@@ -77,7 +78,8 @@ def _open_folder(folder: str, given: str, layers: frozenset[int] | None) -> Sour
         ) from error
     files = [name for name in names if not os.path.isdir(os.path.join(folder, name))]
     for endings in ((".safetensors",), TORCH_ENDINGS):
-        chosen = choose_files(folder, files, endings)
+        with naming(folder):
+            chosen = choose_files(files, endings)
         if chosen is not None and chosen[0].lower().endswith(".index.json"):
             return _open_indexed(os.path.join(folder, chosen[0]), given)
         if chosen:
@@ -93,12 +95,11 @@ def _open_folder(folder: str, given: str, layers: frozenset[int] | None) -> Sour
 
 def _open_indexed(index_path: str, given: str) -> Source:
     weight_map = read_index(index_path)
-    source = _open_files(shard_paths(index_path, weight_map), given)
-    try:
+    with naming(index_path), ExitStack() as opened:
+        shards = shard_paths(index_path, weight_map)
+        source = opened.enter_context(_open_files(shards, given))
         source.catalog = check_against_shards(index_path, weight_map, source.catalog)
-    except CheckpointError:
-        source.close()
-        raise
+        opened.pop_all()
     return source
 
 

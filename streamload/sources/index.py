@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from streamload.core.errors import CheckpointError
+from streamload.core.errors import CheckpointError, naming
 from streamload.core.specs import Catalog
 from streamload.core.wording import listed
 from streamload.sources.small_files import read_json
@@ -26,15 +26,14 @@ def read_index(path: str) -> dict[str, str]:
     """
     index = read_json(path, max_bytes=_MAX_INDEX_BYTES)
     found = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(found, dict):
-        raise CheckpointError("the index has no weight_map (tensor name to file name)", path=path)
-    if not found:
-        raise CheckpointError("the index's weight_map is empty", path=path)
-    problems = tuple(
-        f"tensor {name!r}: {fault}" for name, value in found.items() if (fault := _fault(value))
-    )
-    if problems:
-        raise _refused(problems, path)
+    with naming(path):
+        if not isinstance(found, dict):
+            raise CheckpointError("the index has no weight_map (tensor name to file name)")
+        if not found:
+            raise CheckpointError("the index's weight_map is empty")
+        _refuse(
+            f"tensor {name!r}: {fault}" for name, value in found.items() if (fault := _fault(value))
+        )
     return found
 
 
@@ -70,7 +69,6 @@ def shard_paths(index_path: str, weight_map: Mapping[str, str]) -> list[str]:
     if absent:
         raise CheckpointError(
             f"{len(absent)} of {len(names)} shards are missing: {listed(absent)}",
-            path=index_path,
             problems=tuple(f"shard {name!r} is missing" for name in absent),
         )
     return [os.path.join(folder, name) for name in names]
@@ -87,13 +85,11 @@ def check_against_shards(
     Raises:
         CheckpointError: a tensor of the index is in no shard.
     """
-    lost = [name for name in weight_map if name not in catalog]
-    if lost:
-        problems = tuple(
-            f"tensor {name!r} is not in {weight_map[name]!r}, nor in any other shard"
-            for name in lost
-        )
-        raise _refused(problems, index_path)
+    _refuse(
+        f"tensor {name!r} is not in {shard!r}, nor in any other shard"
+        for name, shard in weight_map.items()
+        if name not in catalog
+    )
     folder = os.path.dirname(index_path)
     notices = [
         *catalog.notices,
@@ -113,7 +109,6 @@ def check_against_shards(
     return Catalog(catalog.tensors, catalog.metadata, tuple(notices))
 
 
-def _refused(problems: tuple[str, ...], path: str) -> CheckpointError:
-    return CheckpointError(
-        listed(problems, 1, more=" (and {left} more)"), path=path, problems=problems
-    )
+def _refuse(problems: Iterable[str]) -> None:
+    if lines := tuple(problems):
+        raise CheckpointError(listed(lines, 1, more=" (and {left} more)"), problems=lines)

@@ -20,7 +20,7 @@ _EMBEDDING = "word_embeddings.weight"
 _ROW_PARALLEL = "attention.dense.weight"
 
 
-def check_ranks(files: Mapping[Key, str], *, path: str) -> None:
+def check_ranks(files: Mapping[Key, str]) -> None:
     """Refuse a checkpoint of which all files of one rank are missing.
 
     Raises:
@@ -29,7 +29,7 @@ def check_ranks(files: Mapping[Key, str], *, path: str) -> None:
     present = {rank for _, rank in files}
     absent = sorted(set(range(max(present) + 1)) - present)
     last = f"model_{max(present):02d}"
-    _raise([f"no file of model_{n:02d} is there, but some of {last}" for n in absent], path=path)
+    _raise([f"no file of model_{n:02d} is there, but some of {last}" for n in absent])
 
 
 def check_numbers(
@@ -38,7 +38,6 @@ def check_numbers(
     parts: Mapping[Key, TorchFile],
     *,
     layers: frozenset[int] | None,
-    path: str,
 ) -> int:
     """The number of blocks, if every file that takes part is there.
 
@@ -52,8 +51,7 @@ def check_numbers(
     blocks = top - (4 if _READOUT in names else 3 if _NORM in names else 1)
     if layers is not None and (beyond := sorted(n for n in layers if not 0 <= n < blocks)):
         raise CheckpointError(
-            f"layers {beyond} were asked for; the checkpoint has blocks 0 to {blocks - 1}",
-            path=path,
+            f"layers {beyond} were asked for; the checkpoint has blocks 0 to {blocks - 1}"
         )
     chosen = range(blocks) if layers is None else sorted(layers)
     expected = [0, *(block + 2 for block in chosen), blocks + 3, blocks + 4]
@@ -73,11 +71,11 @@ def check_numbers(
         f"layer_{number:02d} is there, which belongs to no part of {blocks} blocks"
         for number in sorted(present - known)
     ]
-    _raise(problems, path=path)
+    _raise(problems)
     return blocks
 
 
-def check_layers(parts: Mapping[Key, TorchFile], *, path: str) -> tuple[str, ...]:
+def check_layers(parts: Mapping[Key, TorchFile]) -> tuple[str, ...]:
     """Notices on partitions that fit each other.
 
     Raises:
@@ -93,8 +91,8 @@ def check_layers(parts: Mapping[Key, TorchFile], *, path: str) -> tuple[str, ...
         problems += missing or _shape_problems(group)
         if not missing:
             notices += _dtype_notices(group)
-    _raise(problems, path=path)
-    _raise(_kind_problems(parts), path=path)
+    _raise(problems)
+    _raise(_kind_problems(parts))
     return tuple(notices)
 
 
@@ -181,7 +179,7 @@ def _base(part: TorchFile) -> str:
     return printable(os.path.basename(part.file.path))
 
 
-def _raise(problems: list[str], *, path: str) -> None:
+def _raise(problems: list[str]) -> None:
     if problems:
         shown = listed(problems, _SHOWN, separator="; ", more="; and {left} more")
-        raise CheckpointError(shown, path=path, problems=tuple(problems))
+        raise CheckpointError(shown, problems=tuple(problems))

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from streamload.core.errors import CheckpointError, printable
+from streamload.core.errors import CheckpointError, naming, printable
 from streamload.sources.block_source import read_each
 from streamload.sources.config.neox_params import neox_config
 from streamload.sources.neox.partition_checks import (
@@ -114,16 +114,15 @@ def open_neox(partitions: Partitions, *, layers: frozenset[int] | None = None) -
         CheckpointError: files are absent or damaged, or partitions do not fit each other. All
             problems of a kind are listed.
     """
-    where = partitions.step_folder
-    check_ranks(partitions.files, path=where)
-    with ExitStack() as opened:
+    with naming(partitions.step_folder), ExitStack() as opened:
+        check_ranks(partitions.files)
         top = max(layer for layer, _ in partitions.files)
         parts = _open_layers(partitions, {top}, opened)
-        blocks = check_numbers(partitions.files, top, parts, layers=layers, path=where)
+        blocks = check_numbers(partitions.files, top, parts, layers=layers)
         wanted = {0, blocks + 3, blocks + 4}
         wanted |= {_FIRST_BLOCK + block for block in (range(blocks) if layers is None else layers)}
         parts |= _open_layers(partitions, wanted - {top}, opened)
-        notices = check_layers(parts, path=where)
+        notices = check_layers(parts)
         source = NeoXRawSource(partitions, parts, block_count=blocks, notices=notices)
         opened.pop_all()
     return source

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from streamload.core.dtypes import BY_NAME
-from streamload.core.errors import CheckpointError
+from streamload.core.errors import CheckpointError, naming
 from streamload.core.specs import Catalog, Extent, TensorSpec
 from streamload.sources.files import OpenFile
 from streamload.sources.small_files import describe_text, loads_strictly
@@ -35,21 +35,20 @@ def read_header(file: OpenFile) -> Catalog:
         CheckpointError: the file is not a whole, consistent safetensors file; ``.problems`` has
             one line for each tensor at fault.
     """
-    text = _header_text(file)
-    with without_collections(len(text) // _ENTRY_BYTES):
-        return _read_text(file, text, 8 + len(text))
+    with naming(file.path):
+        text = _header_text(file)
+        with without_collections(len(text) // _ENTRY_BYTES):
+            return _read_text(file, text, 8 + len(text))
 
 
 def _read_text(file: OpenFile, text: bytes, data_start: int) -> Catalog:
     try:
         header = loads_strictly(text)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"the header is not valid JSON: {error}", path=file.path) from error
+        raise CheckpointError(f"the header is not valid JSON: {error}") from error
     if not isinstance(header, dict):
-        raise CheckpointError(
-            f"the header is a JSON {type(header).__name__}, expected an object", path=file.path
-        )
-    metadata = _metadata(header.pop("__metadata__", None), file.path)
+        raise CheckpointError(f"the header is a JSON {type(header).__name__}, expected an object")
+    metadata = _metadata(header.pop("__metadata__", None))
     specs = {
         name: TensorSpec(
             name, dtype, shape, file.path, Extent(file.path, data_start + begin, end - begin)
@@ -62,49 +61,42 @@ def _read_text(file: OpenFile, text: bytes, data_start: int) -> Catalog:
 def _header_text(file: OpenFile) -> bytes:
     size = file.size_bytes
     if size == 0:
-        raise CheckpointError("the file is empty (0 bytes)", path=file.path)
+        raise CheckpointError("the file is empty (0 bytes)")
     mishap = describe_text(file.read(0, min(size, 64)))
     if mishap:
-        raise CheckpointError(mishap, path=file.path)
+        raise CheckpointError(mishap)
     if size < 8:
         raise CheckpointError(
-            f"cut short: {size} bytes, expected at least 8 for the header's length", path=file.path
+            f"cut short: {size} bytes, expected at least 8 for the header's length"
         )
     length = int.from_bytes(file.read(0, 8), "little")
     if length > size - 8:
         raise CheckpointError(
             f"the header says it is {length} bytes long, but the file has {size} bytes in all: "
-            "cut short, or not a safetensors file",
-            path=file.path,
+            "cut short, or not a safetensors file"
         )
     if length > MAX_HEADER_BYTES:
         raise CheckpointError(
-            f"the header is {length} bytes long, over the format's limit of {MAX_HEADER_BYTES}",
-            path=file.path,
+            f"the header is {length} bytes long, over the format's limit of {MAX_HEADER_BYTES}"
         )
     if length == 0:
-        raise CheckpointError("the header is 0 bytes long, expected JSON", path=file.path)
+        raise CheckpointError("the header is 0 bytes long, expected JSON")
     text = file.read(8, length)
     if text[:1] != b"{":
         raise CheckpointError(
-            f"the header starts with {text[:1]!r}, expected '{{': not a safetensors file",
-            path=file.path,
+            f"the header starts with {text[:1]!r}, expected '{{': not a safetensors file"
         )
     return text
 
 
-def _metadata(value: object, path: str) -> dict[str, str]:
+def _metadata(value: object) -> dict[str, str]:
     if value is None:  # also `null`: some writers have it where there is no metadata
         return {}
     if not isinstance(value, dict):
-        raise CheckpointError(
-            f"__metadata__ is a JSON {type(value).__name__}, expected an object", path=path
-        )
+        raise CheckpointError(f"__metadata__ is a JSON {type(value).__name__}, expected an object")
     for key, entry in value.items():
         if not isinstance(entry, str) or not is_encodable(key + entry):
-            raise CheckpointError(
-                f"__metadata__ entry {key!r} is {entry!r}, expected a string", path=path
-            )
+            raise CheckpointError(f"__metadata__ entry {key!r} is {entry!r}, expected a string")
     return value
 
 
@@ -123,7 +115,7 @@ def _entries(header: dict[str, Any], file: OpenFile, data_start: int) -> list[_E
             begin, end = info["data_offsets"]
             entries.append((begin, end, name, info["dtype"], tuple(info["shape"])))
     if problems:
-        _refuse(problems, file.path)
+        _refuse(problems)
     entries.sort(key=lambda entry: entry[:2])
     position, before = 0, ""
     for begin, end, name, _, _ in entries:
@@ -138,12 +130,11 @@ def _entries(header: dict[str, Any], file: OpenFile, data_start: int) -> list[_E
             )
         position, before = max(position, end), name
     if problems:
-        _refuse(problems, file.path)
+        _refuse(problems)
     if position != data_bytes:
         raise CheckpointError(
             f"{data_bytes - position} bytes are left over after the last tensor: expected "
-            f"{data_start + position} bytes, found {file.size_bytes}",
-            path=file.path,
+            f"{data_start + position} bytes, found {file.size_bytes}"
         )
     return entries
 
@@ -220,13 +211,12 @@ def is_encodable(name: str) -> bool:
     return True
 
 
-def _refuse(problems: list[tuple[str, str]], path: str) -> NoReturn:
+def _refuse(problems: list[tuple[str, str]]) -> NoReturn:
     name, fault = problems[0]
     more = f" (and {len(problems) - 1} more tensors at fault)" if len(problems) > 1 else ""
     others = "".join(f"; {n!r}" for n, _ in problems[1:4])
     raise CheckpointError(
         fault + more + others,
-        path=path,
         tensor=name,
         problems=tuple(f"tensor {n!r}: {f}" for n, f in problems),
     )

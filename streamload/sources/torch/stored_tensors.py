@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from streamload.core.dtypes import BY_NAME, BY_TORCH_NAME
 from streamload.core.errors import CheckpointError
 from streamload.core.specs import Extent, Shape, TensorSpec, contiguous_strides, is_dense, numel
-from streamload.sources.torch.pickle_records import StorageRef, TensorRef
+from streamload.sources.torch.pickle_records import StorageRef, TensorRef, shown
 
 if TYPE_CHECKING:
     import torch
 
     from streamload.sources.files import OpenFile
 
-__all__ = ["Region", "StoredTensor", "place", "read_values"]
+__all__ = ["Region", "StoredTensor", "check_storage", "place", "read_values"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,11 @@ def place(
     """
     region = regions.get(record.storage.key)
     dtype = BY_TORCH_NAME[record.dtype]
-    _check_storage(name, record.storage, region, path=path)
+    check_storage(record.storage, region, tensor=name)
     assert region is not None
     count = numel(record.shape)
     if count * dtype.itemsize >= 1 << 63:
-        raise CheckpointError(f"shape {list(record.shape)} is absurd", path=path, tensor=name)
+        raise CheckpointError(f"shape {list(record.shape)} is absurd", tensor=name)
     first = record.storage.start * record.storage.itemsize + record.offset * dtype.itemsize
     # From the first to the last element of a view that is not empty.
     reach = sum((n - 1) * step for n, step in zip(record.shape, record.strides, strict=True))
@@ -87,7 +87,6 @@ def place(
             f"shape {list(record.shape)} with strides {list(record.strides)} from byte {first} "
             f"ends at byte {first + span_bytes}, but its storage {record.storage.key!r} has "
             f"{region.nbytes} bytes",
-            path=path,
             tensor=name,
         )
     span = Extent(path, region.offset + (first if count else 0), span_bytes if count else 0)
@@ -143,16 +142,14 @@ def read_values(file: OpenFile, stored: StoredTensor) -> torch.Tensor:
     return values.clone(memory_format=torch.contiguous_format)
 
 
-def _check_storage(name: str, storage: StorageRef, region: Region | None, *, path: str) -> None:
+def check_storage(storage: StorageRef, region: Region | None, *, tensor: str | None = None) -> None:
+    """Refuse a storage that is not in the file, or has another size there than the pickle says."""
+    key, expected = shown(storage.key), storage.numel * storage.itemsize
     if region is None:
-        raise CheckpointError(
-            f"its storage {storage.key!r} is not in the file", path=path, tensor=name
-        )
-    expected = storage.numel * storage.itemsize
+        raise CheckpointError(f"its storage {key} is not in the file", tensor=tensor)
     if region.nbytes != expected:
         raise CheckpointError(
-            f"its storage {storage.key!r} has {region.nbytes} bytes, expected {expected} "
+            f"its storage {key} has {region.nbytes} bytes, expected {expected} "
             f"({storage.numel} elements of {storage.dtype})",
-            path=path,
-            tensor=name,
+            tensor=tensor,
         )

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from streamload.core.errors import CheckpointError, printable
+from streamload.core.errors import CheckpointError, naming, printable
 from streamload.core.specs import Catalog, Extent
 from streamload.sources.block_source import BlockSource, read_each, refuse_repeats
 from streamload.sources.files import OpenFile
@@ -24,9 +24,15 @@ from streamload.sources.torch.pickle_reader import (
     Truncated,
     read_pickle,
 )
-from streamload.sources.torch.pickle_records import Malformed, shown
+from streamload.sources.torch.pickle_records import Malformed
 from streamload.sources.torch.state_dicts import find_weights
-from streamload.sources.torch.stored_tensors import Region, StoredTensor, place, read_values
+from streamload.sources.torch.stored_tensors import (
+    Region,
+    StoredTensor,
+    check_storage,
+    place,
+    read_values,
+)
 from streamload.sources.torch.zip_archive import Archive, read_archive
 
 if TYPE_CHECKING:
@@ -105,38 +111,48 @@ def read_torch_file(file: OpenFile) -> TorchFile:
         CheckpointError: not a torch file, cut or damaged, holds something that is not read, or
             no state dict can be made out.
     """
+    with naming(file.path):
+        try:
+            return _read(file)
+        except RefusedGlobal as error:
+            raise CheckpointError(
+                f"{error}, a class or function that is not loaded from a file: it could run "
+                f"code. Save the tensors by themselves: torch.save(model.state_dict(), ...)"
+            ) from error
+        except Truncated as error:
+            raise CheckpointError(f"was cut short: {error}") from error
+        except Malformed as error:
+            raise CheckpointError(f"damaged pickle: {error}") from error
+
+
+def _read(file: OpenFile) -> TorchFile:
     start = file.read(0, min(_SNIFFED_BYTES, file.size_bytes))
     legacy = start.startswith(LEGACY_START)
     if not legacy and not start.startswith(b"PK\3\4"):
-        raise CheckpointError(_what_else(start), path=file.path)
-    try:
-        pickled, regions, big_endian = (*read_legacy(file), False) if legacy else _read_zip(file)
-    except RefusedGlobal as error:
-        raise CheckpointError(
-            f"{error}, a class or function that is not loaded from a file: it could run "
-            f"code. Save the tensors by themselves: torch.save(model.state_dict(), ...)",
-            path=file.path,
-        ) from error
-    except Truncated as error:
-        raise CheckpointError(f"was cut short: {error}", path=file.path) from error
-    except Malformed as error:
-        raise CheckpointError(f"damaged pickle: {error}", path=file.path) from error
-    weights = find_weights(pickled.value, path=file.path)
+        raise CheckpointError(_what_else(start))
+    pickled, regions, big_endian = (*read_legacy(file), False) if legacy else _read_zip(file)
+    weights = find_weights(pickled.value)
     tensors = {
         name: place(name, record, regions, path=file.path, big_endian=big_endian)
         for name, record in weights.tensors.items()
     }
-    _check_unused(pickled, set(map(id, weights.tensors.values())), regions, path=file.path)
-    notices = weights.notices
+    # Contradictions beside the weights are refused too: a file that holds one is damaged.
+    used = set(map(id, weights.tensors.values()))
+    for record in pickled.tensors:
+        if id(record) not in used:
+            place("(beside the weights)", record, regions, path=file.path)
+    for key, storage in pickled.storages.items():
+        check_storage(storage, regions.get(key))
+    notices = list(weights.notices)
     if legacy:
-        older = "in torch's format from before zip: read in blocks, not memory-mapped"
-        notices = (*notices, f"{printable(file.path)}: {older}")
+        notices.append("in torch's format from before zip: read in blocks, not memory-mapped")
     checksums = {
         Extent(file.path, region.offset, region.nbytes): region.checksum
         for region in regions.values()
         if region.checksum
     }
-    return TorchFile(file, tensors, notices, checksums)
+    named = tuple(f"{printable(file.path)}: {notice}" for notice in notices)
+    return TorchFile(file, tensors, named, checksums)
 
 
 def _read_zip(file: OpenFile) -> tuple[Pickled, Mapping[str, Region], bool]:
@@ -147,7 +163,7 @@ def _read_zip(file: OpenFile) -> tuple[Pickled, Mapping[str, Region], bool]:
     order = archive.records.get(folder + b"byteorder")
     mark = b"little" if order is None else archive.read(order, max_bytes=16)
     if mark not in (b"little", b"big"):
-        raise CheckpointError(f"has the unknown byte order {mark!r}", path=file.path)
+        raise CheckpointError(f"has the unknown byte order {mark!r}")
     data = archive.read(archive.records[folder + b"data.pkl"], max_bytes=MAX_PICKLE_BYTES)
     pickled = read_pickle(data)
     _check_version(archive, folder)
@@ -165,50 +181,25 @@ def _check_version(archive: Archive, folder: bytes) -> None:
     text = b"" if name is None else archive.read(archive.records[folder + name], max_bytes=64)
     if not text.strip().isdigit() or not 1 <= int(text) <= _LAST_VERSION:
         raise CheckpointError(
-            f"its record 'version' holds {text!r}, expected a number up to {_LAST_VERSION}",
-            path=archive.file.path,
+            f"its record 'version' holds {text!r}, expected a number up to {_LAST_VERSION}"
         )
-
-
-def _check_unused(
-    pickled: Pickled, used: set[int], regions: Mapping[str, Region], *, path: str
-) -> None:
-    """Refuse contradictions beside the weights too: a file that holds one is damaged.
-
-    ``used`` has the ids of the tensors that were looked at already.
-    """
-    for tensor in pickled.tensors:
-        if id(tensor) not in used:
-            place("(beside the weights)", tensor, regions, path=path)
-    for key, ref in pickled.storages.items():
-        region = regions.get(key)
-        if region is None or region.nbytes != ref.numel * ref.itemsize:
-            have = "is not there" if region is None else f"has {region.nbytes} bytes"
-            raise CheckpointError(
-                f"the storage {shown(key)} {have}, expected {ref.numel} elements of {ref.dtype}",
-                path=path,
-            )
 
 
 def _torch_folder(archive: Archive) -> bytes:
     """The one folder of the archive that holds ``data.pkl``, with its slash."""
-    path = archive.file.path
     names = [n for n in archive.records if n.count(b"/") == 1 and n.endswith(b"/data.pkl")]
     if len(names) != 1:
         shown = ", ".join(map(printable, sorted(archive.records)[:3])) or "nothing"
         raise CheckpointError(
-            f"is a zip archive, but not one that torch.save wrote (it holds {shown})", path=path
+            f"is a zip archive, but not one that torch.save wrote (it holds {shown})"
         )
     folder = names[0].removesuffix(b"data.pkl")
     if not all(name.startswith(folder) for name in archive.records):
-        raise CheckpointError(
-            "damaged zip archive: not all of its records are in one folder", path=path
-        )
+        raise CheckpointError("damaged zip archive: not all of its records are in one folder")
     if folder + b"constants.pkl" in archive.records:
         raise CheckpointError(
             "is a TorchScript archive: a program with its weights, which is not run; save "
-            "its state_dict() with torch.save",
-            path=path,
+            "its state_dict() with torch.save"
         )
     return folder
 
