@@ -7,14 +7,17 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+import streamload
 from streamload.core.errors import CheckpointError, MissingExtraError
+from streamload.sources.base import Source
 from streamload.sources.neox.partitions import NeoXRawSource, find_partitions, open_neox
+from tests.sources.conformance import SourceConformance
 
 WIDTH, INNER, VOCAB = 96, 384, 16
 Files = dict[str, dict[str, torch.Tensor]]
@@ -84,6 +87,22 @@ def refuse(folder: Path, *words: str) -> CheckpointError:
     for word in words:
         assert word in text, text
     return caught.value
+
+
+class TestPartitions(SourceConformance):
+    @pytest.fixture
+    def expected(self) -> dict[str, torch.Tensor]:
+        places = {name: name.replace("_", "-").split("-") for name in cut()}
+        return {
+            f"layer_{int(place[1])}.model_{int(place[3])}.{key}": value
+            for name, place in places.items()
+            for key, value in cut()[name].items()
+        }
+
+    @pytest.fixture
+    def source(self, tmp_path: Path) -> Iterator[Source]:
+        with streamload.open_checkpoint(write(tmp_path, cut())) as source:
+            yield source
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

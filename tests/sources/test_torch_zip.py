@@ -7,16 +7,19 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import streamload
 from streamload.core.dtypes import BY_TORCH_NAME
 from streamload.core.errors import CheckpointError
 from streamload.sources.base import Source
 from streamload.sources.torch.torch_files import TorchSource, open_torch
+from tests.sources.conformance import SourceConformance
 
 W = torch.arange(6.0).reshape(2, 3)
 B = torch.tensor([0.5, -0.5])
@@ -148,6 +151,42 @@ def strided() -> dict[str, torch.Tensor]:
         "parameter of a view": nn.Parameter(base[6:9]),
         "parameter again": nn.Parameter(base[6:9], requires_grad=False),
     }
+
+
+class TestZip(SourceConformance):
+    """Tensors of any strides in one archive."""
+
+    old = False
+
+    @pytest.fixture
+    def expected(self) -> dict[str, torch.Tensor]:
+        return {n: t.detach().resolve_conj().resolve_neg() for n, t in strided().items()}
+
+    @pytest.fixture
+    def source(self, tmp_path: Path) -> Iterator[Source]:
+        with streamload.open_checkpoint(save(tmp_path, strided(), old=self.old)) as opened:
+            yield opened
+
+
+class TestBeforeZip(TestZip):
+    old = True
+
+
+class TestShards(SourceConformance):
+    """A set of ``.bin`` files, one of each format."""
+
+    @pytest.fixture
+    def expected(self) -> dict[str, torch.Tensor]:
+        return {**STATE, "turned": W.t().contiguous().t(), "half": B.bfloat16()}
+
+    @pytest.fixture
+    def source(self, tmp_path: Path, expected: dict[str, torch.Tensor]) -> Iterator[Source]:
+        names = list(expected)
+        for at, part in enumerate((names[:2], names[2:]), 1):
+            content = {name: expected[name] for name in part}
+            save(tmp_path, content, old=at == 2, name=f"pytorch_model-{at:05d}-of-00002.bin")
+        with streamload.open_checkpoint(tmp_path) as opened:
+            yield opened
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["zip", "before zip"])
