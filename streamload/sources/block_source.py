@@ -73,7 +73,7 @@ def read_each(
         given: the path the user gave, for messages.
 
     Raises:
-        CheckpointError: files cannot be used; all of them are told.
+        CheckpointError: files cannot be used; all of them are listed.
     """
     headers: list[_T] = []
     faults: list[CheckpointError] = []

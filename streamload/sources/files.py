@@ -33,7 +33,7 @@ _OPEN_FLAGS = (
 class OpenFile:
     """One regular file, opened for reading only.
 
-    ``path`` is the path as it was given: it stands in messages and in ``Extent.file``.
+    ``path`` is the path as it was given: it appears in messages and in ``Extent.file``.
 
     Raises:
         CheckpointNotFoundError: there is nothing at the path.
@@ -155,7 +155,7 @@ class OpenFile:
 
 def _absent(path: str) -> str:
     if os.path.islink(path):
-        return f"is a link to {os.readlink(path)!r}, which is not there"
+        return f"is a link to {os.readlink(path)!r}, which does not exist"
     return "no such file or folder"
 
 

@@ -78,7 +78,7 @@ def _complete_set(names: Sequence[str], others: Sequence[str]) -> list[str]:
     beyond = [name for part, name in found.items() if not 1 <= part <= int(count)]
     if beyond:
         raise CheckpointError(
-            f"{', '.join(map(printable, beyond[:8]))}: no such part of {int(count)}",
+            f"{', '.join(map(printable, beyond[:8]))}: no such part in a set of {int(count)}",
             problems=tuple(f"shard {name!r} is no part of {int(count)}" for name in beyond),
         )
     absent = [

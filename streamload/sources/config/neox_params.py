@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from streamload.core.errors import CheckpointError, MissingExtraError, printable
+from streamload.core.errors import CheckpointError, MissingExtraError, naming, printable
 from streamload.core.specs import TensorSpec
 from streamload.sources.small_files import read_object, read_small
 
@@ -68,7 +68,7 @@ def neox_config(
 
     Raises:
         CheckpointError: a configuration file is damaged, contradicts the files, or describes a
-            model of another form; or the number of heads cannot be told.
+            model of another form; or the number of heads cannot be determined.
         MissingExtraError: there are yml files and PyYAML is not installed.
     """
     places = _places(folder, next(iter(stored.values())).file)
@@ -145,21 +145,20 @@ def _from_yml(place: str, shapes: Config) -> tuple[Config, tuple[str, ...]] | No
     if not {"num_layers", "hidden_size", "num_attention_heads"} & set(values):
         return None  # files of other settings: they do not describe a model
     where = ", ".join(map(printable, paths))
-    _check_form(values, path=folder)
-    told = {theirs: values[ours] for ours, theirs in _YML_NAMES.items() if ours in values}
-    for key in ("num_hidden_layers", "hidden_size", "intermediate_size"):
-        if key in told and key in shapes and told[key] != shapes[key]:
-            raise CheckpointError(
-                f"says {key} {told[key]!r}, but the files hold {shapes[key]!r}", path=folder
-            )
-    if type(told.get("num_attention_heads")) is not int:
-        raise CheckpointError("does not say num-attention-heads", path=folder)
-    assumed = [key for key in _NEOX_DEFAULTS if key not in told]
+    stated = {theirs: values[ours] for ours, theirs in _YML_NAMES.items() if ours in values}
+    with naming(folder):
+        _check_form(values)
+        for key in ("num_hidden_layers", "hidden_size", "intermediate_size"):
+            if key in stated and key in shapes and stated[key] != shapes[key]:
+                raise CheckpointError(f"says {key} {stated[key]!r}, the files hold {shapes[key]!r}")
+        if type(stated.get("num_attention_heads")) is not int:
+            raise CheckpointError("does not say num-attention-heads")
+    assumed = [key for key in _NEOX_DEFAULTS if key not in stated]
     notices = [f"configuration from {where}"]
     if assumed:
         shown = ", ".join(f"{key}={_NEOX_DEFAULTS[key]}" for key in assumed)
         notices.append(f"not in {printable(folder)}, taken as GPT-NeoX's default: {shown}")
-    return {**_NEOX_DEFAULTS, **shapes, **told}, tuple(notices)
+    return {**_NEOX_DEFAULTS, **shapes, **stated}, tuple(notices)
 
 
 def _merge(paths: list[str]) -> dict[str, object]:
@@ -195,11 +194,11 @@ def _parse_yml(path: str) -> Mapping[str, object]:
     return {key: value for key, value in content.items() if isinstance(key, str)}
 
 
-def _check_form(values: Mapping[str, object], *, path: str) -> None:
+def _check_form(values: Mapping[str, object]) -> None:
     problems = tuple(
         f"{key} is {values[key]!r}, supported: {' or '.join(map(repr, known))}"
         for key, known in _SUPPORTED.items()
         if key in values and values[key] not in known
     )
     if problems:
-        raise CheckpointError("; ".join(problems), path=path, problems=problems)
+        raise CheckpointError("; ".join(problems), problems=problems)

@@ -29,7 +29,7 @@ def check_ranks(files: Mapping[Key, str]) -> None:
     present = {rank for _, rank in files}
     absent = sorted(set(range(max(present) + 1)) - present)
     last = f"model_{max(present):02d}"
-    _raise([f"no file of model_{n:02d} is there, but some of {last}" for n in absent])
+    _raise([f"there is no file of model_{n:02d}, but there are files of {last}" for n in absent])
 
 
 def check_numbers(
@@ -68,7 +68,7 @@ def check_numbers(
         problems.append(f"no block: the highest layer number is {top}")
     known = {0, *range(2, blocks + 2), blocks + 3, blocks + 4}
     problems += [
-        f"layer_{number:02d} is there, which belongs to no part of {blocks} blocks"
+        f"layer_{number:02d} is there, but a model of {blocks} blocks has no such layer"
         for number in sorted(present - known)
     ]
     _raise(problems)

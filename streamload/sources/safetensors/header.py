@@ -29,7 +29,7 @@ _ENTRY_BYTES = 64  # about what one tensor takes in a header
 
 
 def read_header(file: OpenFile) -> Catalog:
-    """The catalogue of one safetensors file, in file order.
+    """The catalog of one safetensors file, in file order.
 
     Raises:
         CheckpointError: the file is not a whole, consistent safetensors file; ``.problems`` has

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from streamload.core.errors import ReadError
-from streamload.core.specs import Catalog
+from streamload.core.specs import Catalog, TensorSpec
 from streamload.sources.block_source import BlockSource, read_each, refuse_repeats
 from streamload.sources.files import OpenFile
 from streamload.sources.safetensors.header import is_encodable, read_header
@@ -54,16 +54,24 @@ class SafetensorsSource(BlockSource):
     def tensor(self, name: str) -> torch.Tensor:
         from safetensors import SafetensorError
 
-        from streamload.sources.blocks import read_tensor
-
         spec = self.catalog[name]
         if not is_encodable(spec.file):  # ``safe_open`` refuses such paths
-            return read_tensor(self, spec)
+            return self._read(spec)
         self._files[spec.file].check_unchanged()
         try:
             values: torch.Tensor = self._reader(spec.file).get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise ReadError(str(error), path=spec.file, tensor=name) from error
+        return values
+
+    def _read(self, spec: TensorSpec) -> torch.Tensor:
+        import torch
+
+        from streamload.sources.blocks import bytes_of, torch_dtype
+
+        assert spec.extent is not None
+        values = torch.empty(spec.shape, dtype=torch_dtype(spec.dtype))
+        self.read_into(spec.extent, bytes_of(values), tensor=spec.name)
         return values
 
     def _reader(self, path: str) -> Any:

@@ -8,7 +8,7 @@ imported or called.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 from streamload.core.dtypes import BY_TORCH_NAME
 from streamload.core.specs import Shape
@@ -121,7 +121,7 @@ def rebuild(name: object, args: object) -> object:
     return builder(args)
 
 
-def _is_size(value: object) -> bool:
+def _is_size(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < 1 << 63
 
 
@@ -134,12 +134,10 @@ def _sizes(value: object) -> Shape:
 def _tensor(args: Args, dtype: object, bits: object = None) -> object:
     if not isinstance(args[0], StorageRef) or not _is_size(args[1]):
         raise Malformed("a tensor record of the wrong form")
-    offset = args[1]
-    assert isinstance(offset, int)
+    storage, offset = args[0], args[1]
     shape, strides = _sizes(args[2]), _sizes(args[3])
     if len(shape) != len(strides):
         raise Malformed("a tensor with more sizes than strides, or fewer")
-    storage = args[0]
     if dtype is None:
         dtype = storage.dtype
     elif isinstance(dtype, Global) and dtype.module == "torch":
@@ -152,16 +150,8 @@ def _tensor(args: Args, dtype: object, bits: object = None) -> object:
         raise Malformed(f"a tensor of {dtype} with gradients")
     if bits is not None and not isinstance(bits, dict):
         raise Malformed("a tensor record of the wrong form")
-    flags = bits or {}
-    return TensorRef(
-        storage,
-        dtype,
-        offset,
-        shape,
-        strides,
-        conj=flags.get("conj") is True,
-        neg=flags.get("neg") is True,
-    )
+    conj, neg = ((bits or {}).get(flag) is True for flag in ("conj", "neg"))
+    return TensorRef(storage, dtype, offset, shape, strides, conj, neg)
 
 
 def _tensor_v1(args: Args) -> object:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from streamload.core.errors import CheckpointError
 from streamload.core.wording import listed
 from streamload.sources.torch.pickle_records import TensorRef, UnusableTensor, shown
 
-__all__ = ["Weights", "find_weights"]
+__all__ = ["find_weights"]
 
 # Keys that training scripts put the model's own state dict under.
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "module")
@@ -41,17 +40,10 @@ _MAX_ENTRIES = 2_000_000
 _SHOWN = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """The tensors of a file by name, in the file's order, and what is worth telling of the rest."""
+def find_weights(root: object) -> tuple[dict[str, TensorRef], list[str]]:
+    """The one state dict in ``root``, nested dictionaries flattened with dots; and notices.
 
-    tensors: Mapping[str, TensorRef]
-    notices: tuple[str, ...]
-
-
-def find_weights(root: object) -> Weights:
-    """The one state dict in ``root``, nested dictionaries flattened with dots.
-
+    The tensors stand in the file's order.
     ``optimizer``, ``ema`` and their like are never taken; what is left out is told.
 
     Raises:
@@ -75,9 +67,9 @@ def find_weights(root: object) -> Weights:
         found = collector.flatten(root[chosen])
         left_out = [*(key for key in root if root[key] is not root[chosen]), *collector.others]
     collector.check(found)
-    notice = f"not part of the weights, left out: {_list(left_out)}"
+    notices = [f"not part of the weights, left out: {_list(left_out)}"] if left_out else []
     tensors = {name: value for name, value in found.items() if isinstance(value, TensorRef)}
-    return Weights(tensors, (notice,) if left_out else ())
+    return tensors, notices
 
 
 def _choose(root: dict[object, object], collector: _Collector) -> str | None:

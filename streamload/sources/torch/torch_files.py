@@ -131,19 +131,18 @@ def _read(file: OpenFile) -> TorchFile:
     if not legacy and not start.startswith(b"PK\3\4"):
         raise CheckpointError(_what_else(start))
     pickled, regions, big_endian = (*read_legacy(file), False) if legacy else _read_zip(file)
-    weights = find_weights(pickled.value)
+    weights, notices = find_weights(pickled.value)
     tensors = {
         name: place(name, record, regions, path=file.path, big_endian=big_endian)
-        for name, record in weights.tensors.items()
+        for name, record in weights.items()
     }
     # Contradictions beside the weights are refused too: a file that holds one is damaged.
-    used = set(map(id, weights.tensors.values()))
+    used = set(map(id, weights.values()))
     for record in pickled.tensors:
         if id(record) not in used:
             place("(beside the weights)", record, regions, path=file.path)
     for key, storage in pickled.storages.items():
         check_storage(storage, regions.get(key))
-    notices = list(weights.notices)
     if legacy:
         notices.append("in torch's format from before zip: read in blocks, not memory-mapped")
     checksums = {

@@ -116,7 +116,7 @@ def read_archive(file: OpenFile) -> Archive:
     for _ in range(count):
         record, position = _read_entry(data, position)
         if record.name in records:
-            raise _damaged(f"the record {record} is there twice")
+            raise _damaged(f"the record {record} appears twice")
         records[record.name] = record
     if position != size:
         raise _damaged(f"its directory has {size} bytes, its entries {position}")
