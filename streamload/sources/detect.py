@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError, naming, printable
 from streamload.sources.base import Source
 from streamload.sources.files import OpenFile
-from streamload.sources.folders import TORCH_ENDINGS, choose_files
+from streamload.sources.folders import TORCH_ENDINGS, choose_files, names_in
 from streamload.sources.hub import find_in_hub_cache, is_hub_name
 from streamload.sources.index import check_against_shards, read_index, shard_paths
 from streamload.sources.safetensors.safetensors_files import open_safetensors
@@ -70,12 +70,7 @@ def _open_path(real: str, given: str, layers: frozenset[int] | None) -> Source:
 def _open_folder(folder: str, given: str, layers: frozenset[int] | None) -> Source:
     from streamload.sources.neox.partitions import find_partitions, open_neox
 
-    try:
-        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
-    except OSError as error:
-        raise CheckpointError(
-            f"the folder cannot be listed: {error.strerror}", path=given
-        ) from error
+    names = [name for name in names_in(folder) if not name.startswith(".")]
     files = [name for name in names if not os.path.isdir(os.path.join(folder, name))]
     for endings in ((".safetensors",), TORCH_ENDINGS):
         with naming(folder):

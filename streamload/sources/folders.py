@@ -1,13 +1,14 @@
-"""Which files of a folder are the checkpoint, by their names; nothing is opened."""
+"""Which files of a folder are the checkpoint, by their names; no file is opened."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 
 from streamload.core.errors import CheckpointError, printable
 
-__all__ = ["TORCH_ENDINGS", "choose_files"]
+__all__ = ["TORCH_ENDINGS", "choose_files", "names_in"]
 
 _PART_OF = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})(?P<ending>\.\w+)")
 _ANY_PART = re.compile(r".+-0*(?P<part>\d+)-of-0*(?P<count>\d+)\.\w+")
@@ -17,6 +18,18 @@ _PARTITION = re.compile(
 # Files that stand beside weights and are none, or repeat them.
 _BESIDE = ("consolidated", "adapter_", "optimizer", "training_args", "scheduler", "rng_state")
 TORCH_ENDINGS = (".bin", ".pt", ".pth")
+
+
+def names_in(folder: str) -> list[str]:
+    """The names in a folder, sorted.
+
+    Raises:
+        CheckpointError: it cannot be listed.
+    """
+    try:
+        return sorted(os.listdir(folder))
+    except OSError as error:
+        raise CheckpointError(f"cannot be listed: {error.strerror}", path=folder) from error
 
 
 def choose_files(files: Sequence[str], endings: tuple[str, ...]) -> list[str] | None:

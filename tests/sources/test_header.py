@@ -191,10 +191,10 @@ def test_damaged_files_are_refused(tmp_path, name):
     path = tmp_path / f"{name.replace(' ', '_').replace('*', '')}.safetensors"
     path.write_bytes(content)
     module = bag({"a": (2, 2), "b": (2,)})
-    start = time.perf_counter()
+    start = time.process_time()
     with refused(path, module, streamload.CheckpointError) as caught:
         streamload.load_into(module, path)
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
     assert caught[0].path == str(path)
     assert re.search(says, str(caught[0])), str(caught[0])
     with refused(path, kind=streamload.CheckpointError):

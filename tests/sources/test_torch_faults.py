@@ -390,13 +390,13 @@ BOMBS = {
 
 @pytest.mark.parametrize("case", BOMBS)
 def test_bombs_and_nonsense_are_refused_quickly(tmp_path: Path, case: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     pickled = b"\x80\x02" + BOMBS[case]
     error = refuse(archive(tmp_path / "x.pt", pickled, {"0": bytes(16)}))
     assert len(str(error)) < 1000
     if b"Q" not in pickled:
         refuse(legacy(tmp_path / "y.pt", pickled))
-    assert time.perf_counter() - started < 5.0
+    assert time.process_time() - started < 5.0
 
 
 def test_a_pickle_above_the_limit_is_not_read(tmp_path: Path) -> None:
@@ -404,9 +404,9 @@ def test_a_pickle_above_the_limit_is_not_read(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as out, out.open("x/data.pkl", "w") as record:
         for _ in range(65):
             record.write(bytes(1 << 20))
-    started = time.perf_counter()
+    started = time.process_time()
     refuse(path, "limit")
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 1.0
 
 
 def test_archives_that_torch_does_not_write(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from streamload.core.errors import CheckpointError
 from streamload.sources.base import Source
 from streamload.sources.torch.torch_files import TorchSource, open_torch
 from tests.sources.conformance import SourceConformance
+from tests.support.tiny import same_bits
 
 W = torch.arange(6.0).reshape(2, 3)
 B = torch.tensor([0.5, -0.5])
@@ -57,13 +58,6 @@ def blocks_of(source: TorchSource, name: str) -> torch.Tensor | None:
 
 
 BY_TORCH_NAME_OF = {entry.name: entry.torch_name for entry in BY_TORCH_NAME.values()}
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    flat = [t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b)]
-    return torch.equal(*flat)
 
 
 NESTS = {
@@ -294,9 +288,9 @@ def test_pickle_protocols(tmp_path: Path) -> None:
 
 def test_many_tensors_open_quickly(tmp_path: Path) -> None:
     path = save(tmp_path, {f"layers.{i}.weight": torch.full((2,), float(i)) for i in range(2000)})
-    started = time.perf_counter()
+    started = time.process_time()
     with open_torch([path], given=path) as source:
-        assert time.perf_counter() - started < 2.0
+        assert time.process_time() - started < 2.0
         assert len(source.catalog) == 2000
         assert source.tensor("layers.1234.weight").tolist() == [1234.0, 1234.0]
 

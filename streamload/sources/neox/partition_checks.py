@@ -82,17 +82,21 @@ def check_layers(parts: Mapping[Key, TorchFile]) -> tuple[str, ...]:
         CheckpointError: a key is not in all ranks of a layer, or with different shapes; or a
             layer's files do not hold what their number says.
     """
+    groups: dict[int, list[TorchFile]] = {}
+    for (layer, _), part in sorted(parts.items()):
+        groups.setdefault(layer, []).append(part)
     problems: list[str] = []
     notices: list[str] = []
-    ranks = sorted({rank for _, rank in parts})
-    for layer in sorted({layer for layer, _ in parts}):
-        group = [parts[layer, rank] for rank in ranks]
+    for group in groups.values():
         missing = _missing_keys(group)
         problems += missing or _shape_problems(group)
         if not missing:
             notices += _dtype_notices(group)
     _raise(problems)
-    _raise(_kind_problems(parts))
+    numbers = list(groups)
+    marks = {numbers[0]: _EMBEDDING, numbers[-2]: _NORM, numbers[-1]: _READOUT}
+    found = (_mark_problem(n, g, marks.get(n, _ROW_PARALLEL)) for n, g in groups.items())
+    _raise([problem for problem in found if problem])
     return tuple(notices)
 
 
@@ -136,30 +140,23 @@ def _dtype_notices(group: list[TorchFile]) -> list[str]:
     ]
 
 
-def _kind_problems(parts: Mapping[Key, TorchFile]) -> list[str]:
-    numbers = sorted({layer for layer, _ in parts})
-    first_rank = min(rank for _, rank in parts)
-    expected = {numbers[0]: _EMBEDDING, numbers[-2]: _NORM, numbers[-1]: _READOUT}
-    problems: list[str] = []
-    for layer in numbers:
-        group = [part for (number, _), part in parts.items() if number == layer]
-        key = expected.get(layer, _ROW_PARALLEL)
-        if key not in group[0].tensors:
-            problems.append(f"{_base(parts[layer, first_rank])}: lacks {key!r}")
-        elif key == _ROW_PARALLEL:
-            shape = group[0].tensors[key].spec.shape
-            if len(shape) != 2:
-                problems.append(
-                    f"{key!r} of layer {layer} has shape {list(shape)}, expected two dimensions"
-                )
-                continue
-            columns = shape[1] * len(group)
-            if shape[0] != columns:
-                problems.append(
-                    f"{key!r} of layer {layer}: {len(group)} parts of shape {list(shape)} are "
-                    f"{columns} columns, expected {shape[0]}: is a rank missing?"
-                )
-    return problems
+def _mark_problem(layer: int, group: list[TorchFile], key: str) -> str | None:
+    """Why a layer's files are not what their number says, by the key that marks them; or None."""
+    stored = group[0].tensors.get(key)
+    if stored is None:
+        return f"{_base(group[0])}: lacks {key!r}"
+    if key != _ROW_PARALLEL:
+        return None
+    shape = stored.spec.shape
+    if len(shape) != 2:
+        return f"{key!r} of layer {layer} has shape {list(shape)}, expected two dimensions"
+    columns = shape[1] * len(group)
+    if shape[0] == columns:
+        return None
+    return (
+        f"{key!r} of layer {layer}: {len(group)} parts of shape {list(shape)} are "
+        f"{columns} columns, expected {shape[0]}: is a rank missing?"
+    )
 
 
 def _absent_layer(number: int, blocks: int) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from streamload.core.errors import CheckpointError, naming, printable
 from streamload.sources.block_source import read_each
 from streamload.sources.config.neox_params import neox_config
+from streamload.sources.folders import names_in
 from streamload.sources.neox.partition_checks import (
     check_layers,
     check_numbers,
@@ -130,7 +131,7 @@ def open_neox(partitions: Partitions, *, layers: frozenset[int] | None = None) -
 
 def _partitions(folder: str, step: str, notices: tuple[str, ...]) -> Partitions | None:
     files: dict[tuple[int, int], str] = {}
-    for name in _names(step):
+    for name in names_in(step):
         match = _LAYER_FILE.fullmatch(name)
         if match is None:
             continue
@@ -146,15 +147,8 @@ def _partitions(folder: str, step: str, notices: tuple[str, ...]) -> Partitions 
     return Partitions(folder, step, files, notices) if files else None
 
 
-def _names(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError as error:
-        raise CheckpointError(f"cannot be listed: {error.strerror}", path=folder) from error
-
-
 def _choose_step(folder: str) -> tuple[str | None, tuple[str, ...]]:
-    names = _names(folder)
+    names = names_in(folder)
     steps = {
         int(match[1]): name
         for name in names
@@ -184,7 +178,7 @@ def _read_latest(folder: str) -> str:
 
 
 def _refuse_sequential(folder: str) -> None:
-    found = [name for name in _names(folder) if _SEQUENTIAL_FILE.fullmatch(name)]
+    found = [name for name in names_in(folder) if _SEQUENTIAL_FILE.fullmatch(name)]
     if found:
         raise CheckpointError(
             f"holds {found[0]} but no layer_NN-model_PP-model_states.pt: the sequential layout "
