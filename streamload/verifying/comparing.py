@@ -18,7 +18,7 @@ from streamload.mapping.choose import choose_mapper
 from streamload.mapping.configuration import config_or_guess
 from streamload.mapping.rules import NameMap
 from streamload.planning import Plan, PlannedTensor, build_plan
-from streamload.planning.problems import listed
+from streamload.planning.explaining import listed
 from streamload.sources.base import Source
 
 __all__ = ["Comparison", "Difference", "compare_checkpoints"]
