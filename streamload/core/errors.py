@@ -16,7 +16,8 @@ Each names the file, the tensor where there is one, what was expected and what w
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from streamload.core.wording import listed, printable
@@ -34,6 +35,7 @@ __all__ = [
     "ReadError",
     "StreamloadError",
     "WriteError",
+    "naming",
     "note_overwritten",
     "printable",
 ]
@@ -103,6 +105,19 @@ class CheckpointError(_LocatedError):
     ) -> None:
         super().__init__(printable(message), path=path, tensor=tensor)
         self.problems = tuple(map(printable, problems)) or (str(self),)
+
+
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """A CheckpointError from within that names no file is made to name ``path``."""
+    try:
+        yield
+    except CheckpointError as error:
+        if error.path is None:
+            text = f"{printable(path)}: {error}"
+            error.problems = (text,) if error.problems == error.args else error.problems
+            error.args, error.path = (text,), path
+        raise
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):

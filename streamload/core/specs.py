@@ -24,6 +24,18 @@ def contiguous_strides(shape: Shape) -> Shape:
     return tuple(strides)
 
 
+def is_dense(shape: Shape, strides: Shape) -> bool:
+    """True if the elements fill a run of memory, each once, in some order."""
+    if 0 in shape:
+        return True
+    expected = 1
+    for step, size in sorted(zip(strides, shape, strict=True)):
+        if size != 1 and step != expected:
+            return False
+        expected *= size
+    return True
+
+
 def numel(shape: Shape) -> int:
     """Number of elements; 1 for a scalar."""
     return math.prod(shape)

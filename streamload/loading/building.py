@@ -10,12 +10,17 @@ from torch import nn
 from streamload.core.errors import PlanError
 from streamload.core.options import Settings
 from streamload.core.wording import printable
-from streamload.loading.configuration import find_config, refuse_too_many_layers
 from streamload.loading.resolving import Job, resolve
+from streamload.mapping.configuration import config_to_build, refuse_too_many_layers
 from streamload.module.empty_weights import empty_weights
 from streamload.sources.base import Source
 
-__all__ = ["build"]
+__all__ = ["build", "find_config"]
+
+
+def find_config(source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The configuration a model of the checkpoint is built from; see ``config_to_build``."""
+    return config_to_build(source.config(), source.catalog, path=source.path)
 
 
 def build(source: Source, settings: Settings) -> tuple[nn.Module, dict[str, Any], Job]:
@@ -31,7 +36,7 @@ def build(source: Source, settings: Settings) -> tuple[nn.Module, dict[str, Any]
 
     file_config, notices = find_config(source)
     config = file_config
-    refuse_too_many_layers(file_config, source, settings.layers)
+    refuse_too_many_layers(file_config, source.catalog, path=source.path, chosen=settings.layers)
     try:
         if settings.layers is not None:
             config = select_layers(config, sorted(settings.layers))

@@ -15,7 +15,6 @@ from streamload.core.options import LoadOptions, settings_from
 from streamload.core.report import LoadReport
 from streamload.loading.budget import measured
 from streamload.loading.building import build
-from streamload.loading.configuration import config_of
 from streamload.loading.resolving import plan_load, resolve
 from streamload.loading.running import Run, run
 from streamload.mapping.binding import Mapper
@@ -152,7 +151,7 @@ def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]
 
 def _config(mapping: str | Mapper, source: Source) -> dict[str, Any] | None:
     """The configuration, which a mapping of the caller's own does not need."""
-    return config_of(source)[0] if isinstance(mapping, str) else None
+    return source.config()[0] if isinstance(mapping, str) else None
 
 
 def _by_name(run: Run) -> dict[str, torch.Tensor]:

@@ -14,7 +14,7 @@ _LATE = (
     "streamload.models.llama_model",
     "streamload.models.neox_model",
     "streamload.sources.neox.partitions",
-    "streamload.sources.torch.zip_source",
+    "streamload.sources.torch.torch_files",
 )
 
 

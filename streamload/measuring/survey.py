@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from streamload.core.dtypes import BY_NAME, parse_dtype
 from streamload.core.errors import CheckpointError
 from streamload.core.specs import TensorSpec, numel
+from streamload.loading.building import find_config
 from streamload.loading.calls import plan_checkpoint
-from streamload.loading.configuration import config_of, find_config
 from streamload.measuring.floor import Piece
 from streamload.sources.base import Source
 from streamload.sources.detect import open_checkpoint
@@ -65,7 +65,7 @@ def survey(path: str, *, dtype: str | None = None) -> Survey:
 
 
 def _why_no_model(source: Source) -> str | None:
-    config_of(source)  # raises for a damaged configuration
+    source.config()  # raises for a damaged configuration
     try:
         find_config(source)
     except CheckpointError as error:

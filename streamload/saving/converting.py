@@ -13,13 +13,14 @@ from streamload.core.errors import CheckpointError
 from streamload.core.options import bound_of_shards, settings_from
 from streamload.core.report import ExportReport, LoadedTensor, MemoryReport
 from streamload.engine.reduce import compare
-from streamload.loading.configuration import config_of, find_config
+from streamload.mapping.configuration import config_or_guess
 from streamload.planning.conversion import Conversion, plan_conversion
 from streamload.saving.checkpoint import write_checkpoint
 from streamload.saving.extras import config_text, tokenizer_files
 from streamload.saving.writable import only_writable
 from streamload.sources.base import Source
-from streamload.sources.detect import folder_of, open_checkpoint
+from streamload.sources.detect import open_checkpoint
+from streamload.sources.hub import folder_of
 from streamload.system.peaks import PeakSampler
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def convert(
     max_shard_bytes = bound_of_shards(max_shard_bytes)
     given = os.fsdecode(path)
     with open_checkpoint(source) as opened, PeakSampler() as sampler:
-        config, notices = _config(opened)
+        config, notices = config_or_guess(opened.config(), opened.catalog)
         made = plan_conversion(opened.catalog, config, names, options, source=opened.path)
         made = replace(made, plan=only_writable(made.plan))
         made.plan.raise_if_refused()
@@ -104,17 +105,6 @@ def convert(
             peak_file_bytes=max(sampler.peaks.file_bytes, 0),
         ),
     )
-
-
-def _config(source: Source) -> tuple[dict[str, object] | None, tuple[str, ...]]:
-    """The checkpoint's configuration, guessed from shapes if need be; None if there is none."""
-    config, notices = config_of(source)
-    if config is not None:
-        return config, notices
-    try:
-        return find_config(source)
-    except CheckpointError:
-        return None, ()
 
 
 def _refuse_unequal_ties(made: Conversion, source: Source) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from streamload.core.specs import Catalog, Extent
 
@@ -11,17 +12,15 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
-__all__ = ["Source", "SourceBase"]
+__all__ = ["Source"]
 
 
-@runtime_checkable
-class Source(Protocol):
-    """A readable checkpoint: one file or many.
+class Source(ABC):
+    """A readable checkpoint: one file or many. What is not abstract suits tensors in memory.
 
     Attributes:
         path: as the user gave it, for messages.
         catalog: every stored tensor; made from headers alone.
-        metadata: the file's own string-to-string map.
 
     Contract (each source passes ``tests/sources/conformance.py``):
         ``read_into`` is thread safe, fills the whole buffer or raises ReadError, and never moves
@@ -31,76 +30,48 @@ class Source(Protocol):
     path: str
     catalog: Catalog
 
-    @property
-    def metadata(self) -> dict[str, str]:
-        """The file's own string-to-string map."""
-
+    @abstractmethod
     def read_into(self, extent: Extent, buffer: memoryview, *, tensor: str | None = None) -> None:
         """Fill ``buffer`` (``extent.nbytes`` writable bytes) with the extent's bytes."""
 
-    def prefetch(self, extent: Extent) -> None:
-        """Hint that the extent is read soon."""
-
-    def release(self, extent: Extent) -> None:
-        """Hint that the extent is not read again: its cached pages may go."""
-
-    def mapped(self, name: str) -> torch.Tensor | None:
-        """The tensor as a view of the mapped file, or None if it cannot be (alignment, kind)."""
-
-    def held(self, name: str) -> torch.Tensor | None:
-        """The tensor's elements in memory order, flat, if they are in host memory already."""
-
+    @abstractmethod
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor's values in memory of their own, stored dtype and shape, contiguous."""
-
-    def check_unchanged(self) -> None:
-        """Raise ReadError if any file was cut, written or replaced since it was opened."""
-
-    def close(self) -> None:
-        """Close all files; mapped tensors stay valid. Closing twice is allowed."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
-
-
-class SourceBase:
-    """The parts of a source that most kinds share: context manager, hints that do nothing."""
-
-    path: str
-    catalog: Catalog
 
     @property
     def metadata(self) -> dict[str, str]:
         """The file's own string-to-string map."""
         return dict(self.catalog.metadata)
 
-    def prefetch(self, extent: Extent) -> None:
-        """No hint to give."""
+    def config(self) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+        """What the checkpoint says of its model, as in ``config.json``, and notices about it.
 
-    def release(self, extent: Extent) -> None:
-        """No hint to give."""
+        Raises:
+            CheckpointError: there is a configuration, and it cannot be used.
+        """
+        return None, ()
+
+    def prefetch(self, extent: Extent) -> None:  # noqa: B027  # only a hint
+        """Hint that the extent is read soon."""
+
+    def release(self, extent: Extent) -> None:  # noqa: B027  # only a hint
+        """Hint that the extent is not read again: its cached pages may go."""
 
     def mapped(self, name: str) -> torch.Tensor | None:
-        """Nothing is mapped."""
+        """The tensor as a view of the mapped file, or None if it cannot be (alignment, kind)."""
         del name
         return None
 
     def held(self, name: str) -> torch.Tensor | None:
-        """Nothing is in memory."""
+        """The tensor's elements in memory order, flat, if they are in host memory already."""
         del name
         return None
 
-    def check_unchanged(self) -> None:
-        """Nothing can change."""
+    def check_unchanged(self) -> None:  # noqa: B027  # memory does not change by itself
+        """Raise ReadError if any file was cut, written or replaced since it was opened."""
 
-    def close(self) -> None:
-        """Nothing to close."""
+    def close(self) -> None:  # noqa: B027  # memory needs no closing
+        """Close all files; mapped tensors stay valid. Closing twice is allowed."""
 
     def __enter__(self) -> Self:
         return self

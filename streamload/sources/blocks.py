@@ -1,4 +1,4 @@
-"""Whole tensors read through a source's block reads, into memory of their own."""
+"""Torch's side of stored bytes: element types, and a tensor's memory as bytes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import torch
 
 from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import CheckpointError
-from streamload.core.specs import TensorSpec, contiguous_strides
-from streamload.sources.base import Source
 
-__all__ = ["bytes_of", "read_tensor", "torch_dtype"]
+__all__ = ["bytes_of", "torch_dtype"]
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -34,17 +32,3 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
         return memoryview(bytearray())
     raw = (ctypes.c_char * nbytes).from_address(tensor.data_ptr())
     return memoryview(raw).cast("B")
-
-
-def read_tensor(source: Source, spec: TensorSpec) -> torch.Tensor:
-    """Read one tensor with an extent; stored dtype and shape, contiguous.
-
-    Raises:
-        ReadError: the bytes could not be read.
-    """
-    if spec.extent is None:
-        return source.tensor(spec.name)
-    strides = spec.strides or contiguous_strides(spec.shape)
-    tensor = torch.empty_strided(spec.shape, strides, dtype=torch_dtype(spec.dtype))
-    source.read_into(spec.extent, bytes_of(tensor), tensor=spec.name)
-    return tensor.contiguous()

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 
-from streamload.core.errors import CheckpointError, CheckpointNotFoundError, printable
+from streamload.core.errors import CheckpointError, CheckpointNotFoundError, naming, printable
 from streamload.sources.base import Source
 from streamload.sources.files import OpenFile
-from streamload.sources.folders import TORCH_ENDINGS, choose_files
+from streamload.sources.folders import TORCH_ENDINGS, choose_files, names_in
 from streamload.sources.hub import find_in_hub_cache, is_hub_name
 from streamload.sources.index import check_against_shards, read_index, shard_paths
-from streamload.sources.safetensors.header import describe_text
-from streamload.sources.safetensors.source import open_safetensors
+from streamload.sources.safetensors.safetensors_files import open_safetensors
+from streamload.sources.small_files import describe_text
 
-__all__ = ["folder_of", "open_checkpoint", "open_layers"]
+__all__ = ["open_checkpoint", "open_layers"]
 
 _LOOKED_FOR = (
     "model.safetensors.index.json, one .safetensors file, pytorch_model.bin(.index.json), "
@@ -66,25 +67,14 @@ def _open_path(real: str, given: str, layers: frozenset[int] | None) -> Source:
     return _open_files([real], given)
 
 
-def folder_of(path: str | os.PathLike[str]) -> str:
-    """The folder where a checkpoint's ``config.json`` and tokenizer lie."""
-    given = os.fsdecode(path)
-    real = find_in_hub_cache(given) if is_hub_name(given) else given
-    return real if os.path.isdir(real) else os.path.dirname(real) or os.curdir
-
-
 def _open_folder(folder: str, given: str, layers: frozenset[int] | None) -> Source:
     from streamload.sources.neox.partitions import find_partitions, open_neox
 
-    try:
-        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
-    except OSError as error:
-        raise CheckpointError(
-            f"the folder cannot be listed: {error.strerror}", path=given
-        ) from error
+    names = [name for name in names_in(folder) if not name.startswith(".")]
     files = [name for name in names if not os.path.isdir(os.path.join(folder, name))]
     for endings in ((".safetensors",), TORCH_ENDINGS):
-        chosen = choose_files(folder, files, endings)
+        with naming(folder):
+            chosen = choose_files(files, endings)
         if chosen is not None and chosen[0].lower().endswith(".index.json"):
             return _open_indexed(os.path.join(folder, chosen[0]), given)
         if chosen:
@@ -100,26 +90,19 @@ def _open_folder(folder: str, given: str, layers: frozenset[int] | None) -> Sour
 
 def _open_indexed(index_path: str, given: str) -> Source:
     weight_map = read_index(index_path)
-    source = _open_files(shard_paths(index_path, weight_map), given)
-    try:
+    with naming(index_path), ExitStack() as opened:
+        shards = shard_paths(index_path, weight_map)
+        source = opened.enter_context(_open_files(shards, given))
         source.catalog = check_against_shards(index_path, weight_map, source.catalog)
-    except CheckpointError:
-        source.close()
-        raise
+        opened.pop_all()
     return source
 
 
 def _open_files(paths: Sequence[str], given: str) -> Source:
-    return _opener(paths[0])(paths, given=given)
-
-
-def _opener(path: str) -> Callable[..., Source]:
     """Content decides, not the name's ending."""
-    file = OpenFile(path)
-    try:
+    path = paths[0]
+    with OpenFile(path) as file:
         start = file.read(0, min(64, file.size_bytes))
-    finally:
-        file.close()
     # The length before a safetensors header may begin with any byte, a pickle's 0x80 included.
     looks_safe = start[8:9] == b"{"
     # A pickle's second byte is its protocol; 8 bytes and less are a header's length, cut short.
@@ -133,7 +116,7 @@ def _opener(path: str) -> Callable[..., Source]:
         )
     claims_torch = path.lower().endswith(TORCH_ENDINGS)
     if is_torch or (claims_torch and not looks_safe and not describe_text(start)):
-        from streamload.sources.torch.zip_source import open_torch
+        from streamload.sources.torch.torch_files import open_torch
 
-        return open_torch
-    return open_safetensors
+        return open_torch(paths, given=given)
+    return open_safetensors(paths, given=given)

@@ -1,4 +1,4 @@
-"""Open files that are read in blocks: identity, positioned reads, page-cache hints.
+"""One open file that is read in blocks: identity, positioned reads, page-cache hints.
 
 ``os.preadv`` fills a buffer without the GIL and without a shared offset; where it or
 ``posix_fadvise`` is missing (macOS, Windows) a locked ``seek`` + ``readinto`` does the same.
@@ -10,19 +10,14 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError, ReadError
-from streamload.core.specs import Extent
-from streamload.sources.base import SourceBase
 
 if TYPE_CHECKING:
-    import torch
+    from typing_extensions import Self
 
-    from streamload.sources.mapped_file import MappedFile
-
-__all__ = ["BlockSource", "OpenFile"]
+__all__ = ["OpenFile"]
 
 # One system call moves at most 2 GiB - 4 KiB on Linux.
 _MAX_READ_BYTES = 1 << 30
@@ -38,7 +33,7 @@ _OPEN_FLAGS = (
 class OpenFile:
     """One regular file, opened for reading only.
 
-    ``path`` is the path as it was given: it stands in messages and in ``Extent.file``.
+    ``path`` is the path as it was given: it appears in messages and in ``Extent.file``.
 
     Raises:
         CheckpointNotFoundError: there is nothing at the path.
@@ -147,55 +142,20 @@ class OpenFile:
             self._closed = True
             os.close(self._descriptor)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
             self.close()
 
 
-class BlockSource(SourceBase):
-    """A source whose bytes lie in open files: block reads and hints by extent."""
-
-    def __init__(self, path: str, files: Iterable[OpenFile]) -> None:
-        self.path = path
-        self._files = {file.path: file for file in files}
-        self._maps: dict[str, MappedFile] = {}
-
-    def read_into(self, extent: Extent, buffer: memoryview, *, tensor: str | None = None) -> None:
-        """Fill ``buffer`` with the extent's bytes; see Source."""
-        self._files[extent.file].read_into(extent.offset, buffer, tensor=tensor)
-
-    def prefetch(self, extent: Extent) -> None:
-        """Start reading the extent into the page cache."""
-        self._files[extent.file].advise(extent.offset, extent.nbytes, needed=True)
-
-    def release(self, extent: Extent) -> None:
-        """Give the extent's cached pages back."""
-        self._files[extent.file].advise(extent.offset, extent.nbytes, needed=False)
-
-    def mapped(self, name: str) -> torch.Tensor | None:
-        """The tensor as a view of its file's one mapping, or None where it cannot be."""
-        from streamload.sources.mapped_file import MappedFile
-
-        spec = self.catalog[name]
-        if spec.file not in self._maps:
-            self._maps[spec.file] = MappedFile(self._files[spec.file])
-        return self._maps[spec.file].tensor(spec)
-
-    def check_unchanged(self) -> None:
-        """Compare every file with what it was when it was opened."""
-        for file in self._files.values():
-            file.check_unchanged()
-
-    def close(self) -> None:
-        """Close every file; mapped tensors stay valid."""
-        self._maps.clear()
-        for file in self._files.values():
-            file.close()
-
-
 def _absent(path: str) -> str:
     if os.path.islink(path):
-        return f"is a link to {os.readlink(path)!r}, which is not there"
+        return f"is a link to {os.readlink(path)!r}, which does not exist"
     return "no such file or folder"
 
 

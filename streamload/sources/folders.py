@@ -1,13 +1,14 @@
-"""Which files of a folder are the checkpoint, by their names; nothing is opened."""
+"""Which files of a folder are the checkpoint, by their names; no file is opened."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 
 from streamload.core.errors import CheckpointError, printable
 
-__all__ = ["TORCH_ENDINGS", "choose_files"]
+__all__ = ["TORCH_ENDINGS", "choose_files", "names_in"]
 
 _PART_OF = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})(?P<ending>\.\w+)")
 _ANY_PART = re.compile(r".+-0*(?P<part>\d+)-of-0*(?P<count>\d+)\.\w+")
@@ -19,7 +20,19 @@ _BESIDE = ("consolidated", "adapter_", "optimizer", "training_args", "scheduler"
 TORCH_ENDINGS = (".bin", ".pt", ".pth")
 
 
-def choose_files(folder: str, files: Sequence[str], endings: tuple[str, ...]) -> list[str] | None:
+def names_in(folder: str) -> list[str]:
+    """The names in a folder, sorted.
+
+    Raises:
+        CheckpointError: it cannot be listed.
+    """
+    try:
+        return sorted(os.listdir(folder))
+    except OSError as error:
+        raise CheckpointError(f"cannot be listed: {error.strerror}", path=folder) from error
+
+
+def choose_files(files: Sequence[str], endings: tuple[str, ...]) -> list[str] | None:
     """The names of the files to open, or of one index; None if there is none of this kind."""
     kinds = [name for name in files if name.lower().endswith(endings)]
     indexes = [n for n in files if n.lower().endswith(tuple(e + ".index.json" for e in endings))]
@@ -27,9 +40,7 @@ def choose_files(folder: str, files: Sequence[str], endings: tuple[str, ...]) ->
         n for n in indexes if n in ("model.safetensors.index.json", "pytorch_model.bin.index.json")
     ]
     if len(indexes) > 1 and not preferred:
-        raise CheckpointError(
-            f"several indexes: {', '.join(indexes)}; pass the one that is meant", path=folder
-        )
+        raise CheckpointError(f"several indexes: {', '.join(indexes)}; pass the one that is meant")
     if indexes:
         return (preferred or indexes)[:1]
     for name in ("model.safetensors", "pytorch_model.bin"):
@@ -41,30 +52,24 @@ def choose_files(folder: str, files: Sequence[str], endings: tuple[str, ...]) ->
     candidates = [n for n in candidates if not _PARTITION.fullmatch(n)]
     parts = [n for n in candidates if _PART_OF.fullmatch(n)]
     if parts:
-        return _complete_set(folder, parts, [n for n in candidates if n not in parts])
+        return _complete_set(parts, [n for n in candidates if n not in parts])
     if len(candidates) > 1:
         raise CheckpointError(
             f"several checkpoint files and no index: {', '.join(map(printable, candidates[:6]))}; "
-            "pass the one that is meant",
-            path=folder,
+            "pass the one that is meant"
         )
-    for name in candidates:
-        _refuse_part(folder, name)
-    return candidates or None
-
-
-def _refuse_part(folder: str, name: str) -> None:
-    """A single file whose name says that it is a part is not taken for the whole."""
-    match = _ANY_PART.fullmatch(name)
+    if not candidates:
+        return None
+    match = _ANY_PART.fullmatch(candidates[0])
     if match and (match["part"], match["count"]) != ("1", "1"):
         raise CheckpointError(
-            f"{printable(name)} is by its name one part of a set, and there is no other part nor "
-            "an index; pass the file itself if it is all that is meant",
-            path=folder,
+            f"{printable(candidates[0])} is by its name one part of a set, and there is no other "
+            "part and no index; pass the file itself if it is all that is meant"
         )
+    return candidates
 
 
-def _complete_set(folder: str, names: Sequence[str], others: Sequence[str]) -> list[str]:
+def _complete_set(names: Sequence[str], others: Sequence[str]) -> list[str]:
     """All parts of a set ``NAME-00001-of-00003``, when no index says so.
 
     Raises:
@@ -80,15 +85,13 @@ def _complete_set(folder: str, names: Sequence[str], others: Sequence[str]) -> l
     if len(sets) > 1:
         raise CheckpointError(
             "several sets of shards and no index: "
-            + ", ".join(f"{stem}-*-of-{count}" for stem, count, _ in sets),
-            path=folder,
+            + ", ".join(f"{stem}-*-of-{count}" for stem, count, _ in sets)
         )
     (stem, count, ending), found = next(iter(sets.items()))
     beyond = [name for part, name in found.items() if not 1 <= part <= int(count)]
     if beyond:
         raise CheckpointError(
-            f"{', '.join(map(printable, beyond[:8]))}: no such part of {int(count)}",
-            path=folder,
+            f"{', '.join(map(printable, beyond[:8]))}: no such part in a set of {int(count)}",
             problems=tuple(f"shard {name!r} is no part of {int(count)}" for name in beyond),
         )
     absent = [
@@ -99,14 +102,12 @@ def _complete_set(folder: str, names: Sequence[str], others: Sequence[str]) -> l
     if absent:
         raise CheckpointError(
             f"{len(absent)} of {int(count)} shards are missing: {', '.join(absent[:8])}",
-            path=folder,
             problems=tuple(f"shard {name!r} is missing" for name in absent),
         )
     if others:
         raise CheckpointError(
             f"several things that may be meant and no index: {printable(stem)}-*-of-{count} and "
             f"{', '.join(map(printable, others[:6]))}; pass the file that is meant, or move what "
-            "is not out of the folder",
-            path=folder,
+            "is not out of the folder"
         )
     return [found[part] for part in sorted(found)]

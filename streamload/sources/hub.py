@@ -11,14 +11,21 @@ import re
 
 from streamload.core.errors import CheckpointNotFoundError
 
-__all__ = ["find_in_hub_cache", "is_hub_name"]
+__all__ = ["HUB_NAME", "find_in_hub_cache", "folder_of", "is_hub_name"]
 
-_NAME = re.compile(r"hf:(?:(?P<org>[\w.-]+)/)?(?P<name>[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+HUB_NAME = re.compile(r"hf:(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?")
 
 
 def is_hub_name(path: str) -> bool:
     """True for ``hf:...``, unless a file of exactly that name is there."""
     return path.startswith("hf:") and not os.path.lexists(path)
+
+
+def folder_of(path: str | os.PathLike[str]) -> str:
+    """The folder where a checkpoint's ``config.json`` and tokenizer lie."""
+    given = os.fsdecode(path)
+    real = find_in_hub_cache(given) if is_hub_name(given) else given
+    return real if os.path.isdir(real) else os.path.dirname(real) or os.curdir
 
 
 def cache_folder() -> str:
@@ -37,14 +44,11 @@ def find_in_hub_cache(path: str) -> str:
     Raises:
         CheckpointNotFoundError: the name is malformed, or that revision is not in the cache.
     """
-    match = _NAME.fullmatch(path)
-    parts = match.group("org", "name", "revision") if match else (None, None, None)
-    org, name, revision = parts
-    if not name or any(part in (".", "..") for text in parts if text for part in text.split("/")):
+    match = HUB_NAME.fullmatch(path)
+    if match is None or {".", ".."} & set(re.split("[:/@]", path)):
         raise CheckpointNotFoundError("expected hf:ORG/NAME or hf:ORG/NAME@REVISION", path=path)
-    repository = "--".join(part for part in ("models", org, name) if part)
-    folder = os.path.join(cache_folder(), repository)
-    wanted = revision or "main"
+    folder = os.path.join(cache_folder(), "models--" + match["repo"].replace("/", "--"))
+    wanted = match["revision"] or "main"
     commit = _read_reference(os.path.join(folder, "refs", wanted)) or wanted
     snapshot = os.path.join(folder, "snapshots", commit)
     if re.fullmatch(r"[\w.-]+", commit) and commit not in (".", "..") and os.path.isdir(snapshot):

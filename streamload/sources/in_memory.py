@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from streamload.core.dtypes import BY_TORCH_NAME
 from streamload.core.errors import CheckpointError, ReadError
-from streamload.core.specs import Catalog, Extent, TensorSpec, contiguous_strides
-from streamload.sources.base import SourceBase
+from streamload.core.specs import Catalog, Extent, TensorSpec, contiguous_strides, is_dense
+from streamload.sources.base import Source
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["MemorySource"]
 
 
-class MemorySource(SourceBase):
+class MemorySource(Source):
     """Tensors by stored name, read in blocks like any file.
 
     The tensors are the caller's: none is copied or written to, and they must not change
@@ -36,11 +36,10 @@ class MemorySource(SourceBase):
         self.catalog = Catalog(specs, dict(metadata or {}))
 
     def read_into(self, extent: Extent, buffer: memoryview, *, tensor: str | None = None) -> None:
-        """Copy the extent's bytes; ``extent.file`` is the tensor's name here."""
+        # ``extent.file`` is the tensor's name here.
         from streamload.sources.blocks import bytes_of
 
-        held = bytes_of(self._tensors[extent.file])
-        part = held[extent.offset : extent.offset + extent.nbytes]
+        part = bytes_of(self._tensors[extent.file])[extent.offset : extent.offset + extent.nbytes]
         if part.nbytes != buffer.nbytes:
             raise ReadError(
                 f"expected {buffer.nbytes} bytes, found {part.nbytes}",
@@ -51,17 +50,16 @@ class MemorySource(SourceBase):
 
     def held(self, name: str) -> torch.Tensor | None:
         """The tensor itself, flat, where it is dense; never to be written to."""
-        held = self._tensors[name]
         if self.catalog[name].extent is None:
             return None
-        return held.as_strided((held.numel(),), (1,), held.storage_offset())
+        values = self._tensors[name]
+        return values.as_strided((values.numel(),), (1,), values.storage_offset())
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A contiguous copy of the tensor in host memory."""
         import torch
 
-        held = self._tensors[name].resolve_conj().resolve_neg()
-        return torch.empty(held.shape, dtype=held.dtype).copy_(held)
+        values = self._tensors[name].resolve_conj().resolve_neg()
+        return torch.empty(values.shape, dtype=values.dtype).copy_(values)
 
 
 def _spec(name: str, tensor: torch.Tensor, path: str) -> TensorSpec:
@@ -69,7 +67,7 @@ def _spec(name: str, tensor: torch.Tensor, path: str) -> TensorSpec:
     if dtype is None:
         raise CheckpointError(f"dtype {tensor.dtype} is unknown", path=path, tensor=name)
     shape = tuple(tensor.shape)
-    if not _is_dense(tensor):
+    if not _is_in_host_memory(tensor) or not is_dense(shape, tensor.stride()):
         return TensorSpec(name, dtype.name, shape, path)
     nbytes = tensor.numel() * tensor.element_size()
     strides = None if tensor.is_contiguous() else tensor.stride()
@@ -78,19 +76,9 @@ def _spec(name: str, tensor: torch.Tensor, path: str) -> TensorSpec:
     return TensorSpec(name, dtype.name, shape, path, Extent(name, 0, nbytes), strides)
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """True if the elements fill a run of host memory, each once, in some order."""
+def _is_in_host_memory(tensor: torch.Tensor) -> bool:
+    """True for plain memory whose bytes are the values."""
     import torch
 
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-        return False
-    if tensor.is_conj() or tensor.is_neg():
-        return False
-    step = 1
-    for stride, size in sorted(
-        (s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1
-    ):
-        if stride != step:
-            return tensor.numel() == 0
-        step *= size
-    return True
+    plain = tensor.device.type == "cpu" and tensor.layout == torch.strided
+    return plain and not tensor.is_conj() and not tensor.is_neg()

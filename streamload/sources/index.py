@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from streamload.core.errors import CheckpointError
+from streamload.core.errors import CheckpointError, naming
 from streamload.core.specs import Catalog
-from streamload.sources.files import OpenFile
-from streamload.sources.safetensors.header import loads_strictly
+from streamload.core.wording import listed
+from streamload.sources.small_files import read_json
 
 __all__ = ["check_against_shards", "read_index", "shard_paths"]
 
@@ -24,28 +24,16 @@ def read_index(path: str) -> dict[str, str]:
         CheckpointError: not JSON, no map, an empty map, or a file name that is not a plain
             relative path below the index's own folder.
     """
-    file = OpenFile(path)
-    try:
-        if file.size_bytes > _MAX_INDEX_BYTES:
-            raise CheckpointError(f"the index is {file.size_bytes} bytes long", path=path)
-        text = file.read(0, file.size_bytes)
-    finally:
-        file.close()
-    try:
-        index = loads_strictly(text.removeprefix(b"\xef\xbb\xbf"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"the index is not valid JSON: {error}", path=path) from error
+    index = read_json(path, max_bytes=_MAX_INDEX_BYTES)
     found = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(found, dict):
-        raise CheckpointError("the index has no weight_map (tensor name to file name)", path=path)
-    if not found:
-        raise CheckpointError("the index's weight_map is empty", path=path)
-    problems = tuple(
-        f"tensor {name!r}: {fault}" for name, value in found.items() if (fault := _fault(value))
-    )
-    if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise CheckpointError(problems[0] + more, path=path, problems=problems)
+    with naming(path):
+        if not isinstance(found, dict):
+            raise CheckpointError("the index has no weight_map (tensor name to file name)")
+        if not found:
+            raise CheckpointError("the index's weight_map is empty")
+        _refuse(
+            f"tensor {name!r}: {fault}" for name, value in found.items() if (fault := _fault(value))
+        )
     return found
 
 
@@ -80,9 +68,7 @@ def shard_paths(index_path: str, weight_map: Mapping[str, str]) -> list[str]:
     absent = [name for name in names if not os.path.exists(os.path.join(folder, name))]
     if absent:
         raise CheckpointError(
-            f"{len(absent)} of {len(names)} shards are missing: {', '.join(absent[:8])}"
-            + (" …" if len(absent) > 8 else ""),
-            path=index_path,
+            f"{len(absent)} of {len(names)} shards are missing: {listed(absent)}",
             problems=tuple(f"shard {name!r} is missing" for name in absent),
         )
     return [os.path.join(folder, name) for name in names]
@@ -99,30 +85,30 @@ def check_against_shards(
     Raises:
         CheckpointError: a tensor of the index is in no shard.
     """
-    lost = [name for name in weight_map if name not in catalog]
-    if lost:
-        problems = tuple(
-            f"tensor {name!r} is not in {weight_map[name]!r}, nor in any other shard"
-            for name in lost
-        )
-        more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
-        raise CheckpointError(problems[0] + more, path=index_path, problems=problems)
-    notices = list(catalog.notices)
-    folder = os.path.dirname(index_path)
-    # Whole paths: shards in two subfolders may have one name.
-    misplaced = [
-        name
+    _refuse(
+        f"tensor {name!r} is not in {shard!r}, nor in any other shard"
         for name, shard in weight_map.items()
-        if catalog[name].file != os.path.join(folder, shard)
-    ]
-    notices.extend(
-        f"the index has {name!r} in {weight_map[name]!r}, it was found in {catalog[name].file!r}"
-        for name in misplaced
+        if name not in catalog
     )
+    folder = os.path.dirname(index_path)
+    notices = [
+        *catalog.notices,
+        *(
+            f"the index has {name!r} in {shard!r}, it was found in {catalog[name].file!r}"
+            for name, shard in weight_map.items()
+            # Whole paths: shards in two subfolders may have one name.
+            if catalog[name].file != os.path.join(folder, shard)
+        ),
+    ]
     left_out = [name for name in catalog if name not in weight_map]
     if left_out:
+        shown = listed(map(repr, left_out), 4)
         notices.append(
-            f"the index leaves out {len(left_out)} tensors that its shards hold: "
-            + ", ".join(map(repr, left_out[:4]))
+            f"the index leaves out {len(left_out)} tensors that its shards hold: {shown}"
         )
     return Catalog(catalog.tensors, catalog.metadata, tuple(notices))
+
+
+def _refuse(problems: Iterable[str]) -> None:
+    if lines := tuple(problems):
+        raise CheckpointError(listed(lines, 1, more=" (and {left} more)"), problems=lines)

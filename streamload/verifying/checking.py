@@ -21,8 +21,8 @@ from streamload.engine.threads import use_one_torch_thread
 from streamload.sources.addresses import Address, content_address
 from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of
-from streamload.sources.detect import folder_of
 from streamload.sources.files import OpenFile
+from streamload.sources.hub import folder_of
 
 __all__ = ["DigestCheck", "Findings", "OddValues", "check"]
 

@@ -9,14 +9,13 @@ from typing import Any
 import torch
 
 from streamload.core.dtypes import BY_NAME
-from streamload.core.errors import CheckpointError
 from streamload.core.options import Settings
 from streamload.core.specs import Shape, StridedCopy, numel
 from streamload.engine.execute import execute
 from streamload.engine.lanes.cpu import CpuLane
 from streamload.engine.output_chunks import OutputChunk, batches
-from streamload.loading.configuration import config_of, find_config
 from streamload.mapping.choose import choose_mapper
+from streamload.mapping.configuration import config_or_guess
 from streamload.mapping.rules import NameMap
 from streamload.planning import Plan, PlannedTensor, build_plan
 from streamload.planning.explaining import listed
@@ -117,13 +116,7 @@ class _Side:
 
 
 def _config(source: Source) -> Mapping[str, Any] | None:
-    config = config_of(source)[0]
-    if config is not None:
-        return config
-    try:
-        return find_config(source)[0]  # GPT-2 is known by its names
-    except CheckpointError:
-        return None
+    return config_or_guess(source.config(), source.catalog)[0]
 
 
 def _side(source: Source, config: Mapping[str, Any] | None, options: Settings) -> _Side:

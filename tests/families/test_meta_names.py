@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 import streamload
 from streamload.core.errors import CheckpointError
-from streamload.mapping.tables.meta_config import config_from_params
+from streamload.sources.config.meta_params import config_from_params
 from tests.families.tiny import CONFIG, llama, write
 from tests.models.peers import check_agrees
 

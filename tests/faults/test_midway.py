@@ -20,7 +20,7 @@ import streamload
 from streamload import MemorySource
 from streamload.core.options import Settings
 from streamload.engine.lanes.cpu import CpuLane, CpuWorker
-from streamload.sources import files
+from streamload.sources import block_source, files
 from tests.faults.sources import COUNT, KINDS, TENSORS, data_file, same
 from tests.reliability import record
 from tests.support.tiny import assert_unchanged, bag_of, open_descriptors, state_of
@@ -193,7 +193,7 @@ def test_mapping_a_file_that_was_cut_after_planning(path, monkeypatch):
     """Before the first touch it is found out; touching the missing part would kill the process."""
     if path.endswith(".pt"):
         pytest.skip("torch's old format is read, not mapped")
-    inner = files.BlockSource.mapped
+    inner = block_source.BlockSource.mapped
 
     def mapped(self, name):
         if name == "t03":
@@ -203,7 +203,7 @@ def test_mapping_a_file_that_was_cut_after_planning(path, monkeypatch):
     module = bag_of(TENSORS)
     before = state_of(module)
     with monkeypatch.context() as patch:
-        patch.setattr(files.BlockSource, "mapped", mapped)
+        patch.setattr(block_source.BlockSource, "mapped", mapped)
         with pytest.raises(streamload.ReadError):
             streamload.load_into(module, path, mode="map")
     assert_unchanged(module, before)

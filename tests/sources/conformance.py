@@ -137,6 +137,11 @@ class SourceConformance:
             assert entered is source
         assert isinstance(source.metadata, dict)
 
+    def test_the_configuration_is_a_dict_or_none(self, source, expected):
+        config, notices = source.config()
+        assert config is None or isinstance(config, dict)
+        assert isinstance(notices, tuple)
+
     def test_names_that_are_not_there_are_errors(self, source, expected):
         with pytest.raises((KeyError, StreamloadError)):
             source.tensor("no such tensor")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import streamload
-from streamload.sources.detect import folder_of
+from streamload.sources.hub import folder_of
 from tests.support.tiny import refused, values, write, write_gpt2
 
 W = {"w": values(1, 2, 3)}

@@ -5,18 +5,22 @@ from __future__ import annotations
 import collections
 import subprocess
 import sys
+import time
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import streamload
 from streamload.core.dtypes import BY_TORCH_NAME
 from streamload.core.errors import CheckpointError
 from streamload.sources.base import Source
-from streamload.sources.torch.zip_source import TorchSource, open_torch
-from tests.support.counting import calls_in, work_done
+from streamload.sources.torch.torch_files import TorchSource, open_torch
+from tests.sources.conformance import SourceConformance
+from tests.support.counting import work_done
 from tests.support.tiny import same_bits
 
 W = torch.arange(6.0).reshape(2, 3)
@@ -144,6 +148,42 @@ def strided() -> dict[str, torch.Tensor]:
     }
 
 
+class TestZip(SourceConformance):
+    """Tensors of any strides in one archive."""
+
+    old = False
+
+    @pytest.fixture
+    def expected(self) -> dict[str, torch.Tensor]:
+        return {n: t.detach().resolve_conj().resolve_neg() for n, t in strided().items()}
+
+    @pytest.fixture
+    def source(self, tmp_path: Path) -> Iterator[Source]:
+        with streamload.open_checkpoint(save(tmp_path, strided(), old=self.old)) as opened:
+            yield opened
+
+
+class TestBeforeZip(TestZip):
+    old = True
+
+
+class TestShards(SourceConformance):
+    """A set of ``.bin`` files, one of each format."""
+
+    @pytest.fixture
+    def expected(self) -> dict[str, torch.Tensor]:
+        return {**STATE, "turned": W.t().contiguous().t(), "half": B.bfloat16()}
+
+    @pytest.fixture
+    def source(self, tmp_path: Path, expected: dict[str, torch.Tensor]) -> Iterator[Source]:
+        names = list(expected)
+        for at, part in enumerate((names[:2], names[2:]), 1):
+            content = {name: expected[name] for name in part}
+            save(tmp_path, content, old=at == 2, name=f"pytorch_model-{at:05d}-of-00002.bin")
+        with streamload.open_checkpoint(tmp_path) as opened:
+            yield opened
+
+
 @pytest.mark.parametrize("old", [False, True], ids=["zip", "before zip"])
 def test_strides_and_bits(tmp_path: Path, old: bool) -> None:
     path = save(tmp_path, strided(), old=old)
@@ -249,8 +289,9 @@ def test_pickle_protocols(tmp_path: Path) -> None:
 
 def test_many_tensors_open_quickly(tmp_path: Path) -> None:
     path = save(tmp_path, {f"layers.{i}.weight": torch.full((2,), float(i)) for i in range(2000)})
-    assert calls_in(lambda: open_torch([path], given=path).close()) < 600 * 2000
+    started = time.process_time()
     with work_done() as work, open_torch([path], given=path) as source:
+        assert time.process_time() - started < 2.0
         assert len(source.catalog) == 2000
         assert source.tensor("layers.1234.weight").tolist() == [1234.0, 1234.0]
     assert work.reads < 1.1 * 2000
@@ -283,7 +324,7 @@ def test_a_name_in_two_files_is_refused(tmp_path: Path) -> None:
 def test_listing_needs_neither_torch_nor_numpy(tmp_path: Path) -> None:
     path = save(tmp_path, STATE)
     code = (
-        "import sys; from streamload.sources.torch.zip_source import open_torch;"
+        "import sys; from streamload.sources.torch.torch_files import open_torch;"
         f"s = open_torch([{path!r}], given=''); print(*s.catalog, s.catalog['w'].shape);"
         "print([m for m in ('torch', 'numpy', 'pickle') if m in sys.modules])"
     )

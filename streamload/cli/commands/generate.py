@@ -131,7 +131,7 @@ def _read_prompt(
     if prompt is None:
         return None, list(tokens or ())
     from streamload.generation.tokenizer import load_tokenizer
-    from streamload.sources.detect import folder_of
+    from streamload.sources.hub import folder_of
 
     tokenizer = load_tokenizer(folder_of(path))
     ids = tokenizer.encode(prompt)

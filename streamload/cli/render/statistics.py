@@ -59,11 +59,11 @@ def describe(source: Source, name: str) -> dict[str, Any]:
 
 def _stored_names(source: Source, name: str) -> tuple[str, ...]:
     """Which stored tensors fill the model's tensor ``name``; none if no table is known."""
-    from streamload.loading.configuration import find_config
     from streamload.mapping.choose import choose_binding
+    from streamload.mapping.configuration import config_to_build
 
     try:
-        config, _ = find_config(source)
+        config, _ = config_to_build(source.config(), source.catalog, path=source.path)
     except CheckpointError:
         return ()
     _, binding = choose_binding(config, source.catalog, None)

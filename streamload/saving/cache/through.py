@@ -41,7 +41,7 @@ from streamload.saving.writable import name_fault
 from streamload.sources.addresses import file_identity
 from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of
-from streamload.sources.safetensors.source import SafetensorsSource, open_safetensors
+from streamload.sources.safetensors.safetensors_files import SafetensorsSource, open_safetensors
 
 __all__ = ["Entry", "cache_settings", "look_up", "store"]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from streamload.core.errors import CheckpointError, printable
-from streamload.sources.torch.zip_source import TorchFile
+from streamload.core.wording import listed
+from streamload.sources.torch.torch_files import TorchFile
 
-__all__ = ["check_layers", "check_numbers", "check_ranks", "joined"]
+__all__ = ["check_layers", "check_numbers", "check_ranks"]
 
 Key = tuple[int, int]
 
@@ -19,7 +20,7 @@ _EMBEDDING = "word_embeddings.weight"
 _ROW_PARALLEL = "attention.dense.weight"
 
 
-def check_ranks(files: Mapping[Key, str], *, path: str) -> None:
+def check_ranks(files: Mapping[Key, str]) -> None:
     """Refuse a checkpoint of which all files of one rank are missing.
 
     Raises:
@@ -28,7 +29,7 @@ def check_ranks(files: Mapping[Key, str], *, path: str) -> None:
     present = {rank for _, rank in files}
     absent = sorted(set(range(max(present) + 1)) - present)
     last = f"model_{max(present):02d}"
-    _raise([f"no file of model_{n:02d} is there, but some of {last}" for n in absent], path=path)
+    _raise([f"there is no file of model_{n:02d}, but there are files of {last}" for n in absent])
 
 
 def check_numbers(
@@ -37,7 +38,6 @@ def check_numbers(
     parts: Mapping[Key, TorchFile],
     *,
     layers: frozenset[int] | None,
-    path: str,
 ) -> int:
     """The number of blocks, if every file that takes part is there.
 
@@ -51,8 +51,7 @@ def check_numbers(
     blocks = top - (4 if _READOUT in names else 3 if _NORM in names else 1)
     if layers is not None and (beyond := sorted(n for n in layers if not 0 <= n < blocks)):
         raise CheckpointError(
-            f"layers {beyond} were asked for; the checkpoint has blocks 0 to {blocks - 1}",
-            path=path,
+            f"layers {beyond} were asked for; the checkpoint has blocks 0 to {blocks - 1}"
         )
     chosen = range(blocks) if layers is None else sorted(layers)
     expected = [0, *(block + 2 for block in chosen), blocks + 3, blocks + 4]
@@ -69,31 +68,35 @@ def check_numbers(
         problems.append(f"no block: the highest layer number is {top}")
     known = {0, *range(2, blocks + 2), blocks + 3, blocks + 4}
     problems += [
-        f"layer_{number:02d} is there, which belongs to no part of {blocks} blocks"
+        f"layer_{number:02d} is there, but a model of {blocks} blocks has no such layer"
         for number in sorted(present - known)
     ]
-    _raise(problems, path=path)
+    _raise(problems)
     return blocks
 
 
-def check_layers(parts: Mapping[Key, TorchFile], *, path: str) -> tuple[str, ...]:
+def check_layers(parts: Mapping[Key, TorchFile]) -> tuple[str, ...]:
     """Notices on partitions that fit each other.
 
     Raises:
         CheckpointError: a key is not in all ranks of a layer, or with different shapes; or a
             layer's files do not hold what their number says.
     """
+    groups: dict[int, list[TorchFile]] = {}
+    for (layer, _), part in sorted(parts.items()):
+        groups.setdefault(layer, []).append(part)
     problems: list[str] = []
     notices: list[str] = []
-    ranks = sorted({rank for _, rank in parts})
-    for layer in sorted({layer for layer, _ in parts}):
-        group = [parts[layer, rank] for rank in ranks]
+    for group in groups.values():
         missing = _missing_keys(group)
         problems += missing or _shape_problems(group)
         if not missing:
             notices += _dtype_notices(group)
-    _raise(problems, path=path)
-    _raise(_kind_problems(parts), path=path)
+    _raise(problems)
+    numbers = list(groups)
+    marks = {numbers[0]: _EMBEDDING, numbers[-2]: _NORM, numbers[-1]: _READOUT}
+    found = (_mark_problem(n, g, marks.get(n, _ROW_PARALLEL)) for n, g in groups.items())
+    _raise([problem for problem in found if problem])
     return tuple(notices)
 
 
@@ -137,30 +140,23 @@ def _dtype_notices(group: list[TorchFile]) -> list[str]:
     ]
 
 
-def _kind_problems(parts: Mapping[Key, TorchFile]) -> list[str]:
-    numbers = sorted({layer for layer, _ in parts})
-    first_rank = min(rank for _, rank in parts)
-    expected = {numbers[0]: _EMBEDDING, numbers[-2]: _NORM, numbers[-1]: _READOUT}
-    problems: list[str] = []
-    for layer in numbers:
-        group = [part for (number, _), part in parts.items() if number == layer]
-        key = expected.get(layer, _ROW_PARALLEL)
-        if key not in group[0].tensors:
-            problems.append(f"{_base(parts[layer, first_rank])}: lacks {key!r}")
-        elif key == _ROW_PARALLEL:
-            shape = group[0].tensors[key].spec.shape
-            if len(shape) != 2:
-                problems.append(
-                    f"{key!r} of layer {layer} has shape {list(shape)}, expected two dimensions"
-                )
-                continue
-            columns = shape[1] * len(group)
-            if shape[0] != columns:
-                problems.append(
-                    f"{key!r} of layer {layer}: {len(group)} parts of shape {list(shape)} are "
-                    f"{columns} columns, expected {shape[0]}: is a rank missing?"
-                )
-    return problems
+def _mark_problem(layer: int, group: list[TorchFile], key: str) -> str | None:
+    """Why a layer's files are not what their number says, by the key that marks them; or None."""
+    stored = group[0].tensors.get(key)
+    if stored is None:
+        return f"{_base(group[0])}: lacks {key!r}"
+    if key != _ROW_PARALLEL:
+        return None
+    shape = stored.spec.shape
+    if len(shape) != 2:
+        return f"{key!r} of layer {layer} has shape {list(shape)}, expected two dimensions"
+    columns = shape[1] * len(group)
+    if shape[0] == columns:
+        return None
+    return (
+        f"{key!r} of layer {layer}: {len(group)} parts of shape {list(shape)} are "
+        f"{columns} columns, expected {shape[0]}: is a rank missing?"
+    )
 
 
 def _absent_layer(number: int, blocks: int) -> str:
@@ -180,12 +176,7 @@ def _base(part: TorchFile) -> str:
     return printable(os.path.basename(part.file.path))
 
 
-def joined(problems: Sequence[str]) -> str:
-    """The problems as one text; the error's ``problems`` has those that are too many."""
-    more = len(problems) - _SHOWN
-    return "; ".join(problems[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
-
-
-def _raise(problems: list[str], *, path: str) -> None:
+def _raise(problems: list[str]) -> None:
     if problems:
-        raise CheckpointError(joined(problems), path=path, problems=tuple(problems))
+        shown = listed(problems, _SHOWN, separator="; ", more="; and {left} more")
+        raise CheckpointError(shown, problems=tuple(problems))

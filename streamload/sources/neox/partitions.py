@@ -11,17 +11,20 @@ import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
-from streamload.core.errors import CheckpointError, printable
-from streamload.sources.files import OpenFile
+from streamload.core.errors import CheckpointError, naming, printable
+from streamload.sources.block_source import read_each
+from streamload.sources.config.neox_params import neox_config
+from streamload.sources.folders import names_in
 from streamload.sources.neox.partition_checks import (
     check_layers,
     check_numbers,
     check_ranks,
-    joined,
 )
-from streamload.sources.torch.layout import StoredTensor
-from streamload.sources.torch.zip_source import TorchFile, TorchSource, read_torch_file
+from streamload.sources.small_files import read_small
+from streamload.sources.torch.stored_tensors import StoredTensor
+from streamload.sources.torch.torch_files import TorchFile, TorchSource, read_torch_file
 
 __all__ = ["NeoXRawSource", "Partitions", "find_partitions", "open_neox"]
 
@@ -56,7 +59,6 @@ class NeoXRawSource(TorchSource):
     layer, key and rank: parts that belong together stand together.
 
     Attributes:
-        layer_numbers: the numbers of the files that take part, ascending.
         ranks: the partitions, 0 to n - 1.
         block_count: transformer blocks of the whole checkpoint.
     """
@@ -72,12 +74,15 @@ class NeoXRawSource(TorchSource):
         super().__init__(
             partitions.folder,
             [parts[key] for key in sorted(parts)],
-            tensors=_catalogued(parts),
-            notices=(*partitions.notices, *notices),
+            _by_name(parts),
+            (*partitions.notices, *notices),
         )
-        self.layer_numbers = tuple(sorted({layer for layer, _ in parts}))
         self.ranks = tuple(sorted({rank for _, rank in parts}))
         self.block_count = block_count
+
+    def config(self) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+        """From ``config.json``, GPT-NeoX's YAML files, or shapes and published values."""
+        return neox_config(self.path, self.catalog, blocks=self.block_count, ranks=len(self.ranks))
 
 
 def find_partitions(folder: str) -> Partitions | None:
@@ -110,17 +115,15 @@ def open_neox(partitions: Partitions, *, layers: frozenset[int] | None = None) -
         CheckpointError: files are absent or damaged, or partitions do not fit each other. All
             problems of a kind are listed.
     """
-    where = partitions.step_folder
-    check_ranks(partitions.files, path=where)
-    with ExitStack() as opened:
-        parts: dict[tuple[int, int], TorchFile] = {}
+    with naming(partitions.step_folder), ExitStack() as opened:
+        check_ranks(partitions.files)
         top = max(layer for layer, _ in partitions.files)
-        _open_files(partitions, {top}, parts, opened)
-        blocks = check_numbers(partitions.files, top, parts, layers=layers, path=where)
+        parts = _open_layers(partitions, {top}, opened)
+        blocks = check_numbers(partitions.files, top, parts, layers=layers)
         wanted = {0, blocks + 3, blocks + 4}
         wanted |= {_FIRST_BLOCK + block for block in (range(blocks) if layers is None else layers)}
-        _open_files(partitions, wanted - {top}, parts, opened)
-        notices = check_layers(parts, path=where)
+        parts |= _open_layers(partitions, wanted - {top}, opened)
+        notices = check_layers(parts)
         source = NeoXRawSource(partitions, parts, block_count=blocks, notices=notices)
         opened.pop_all()
     return source
@@ -128,7 +131,7 @@ def open_neox(partitions: Partitions, *, layers: frozenset[int] | None = None) -
 
 def _partitions(folder: str, step: str, notices: tuple[str, ...]) -> Partitions | None:
     files: dict[tuple[int, int], str] = {}
-    for name in _names(step):
+    for name in names_in(step):
         match = _LAYER_FILE.fullmatch(name)
         if match is None:
             continue
@@ -144,15 +147,8 @@ def _partitions(folder: str, step: str, notices: tuple[str, ...]) -> Partitions 
     return Partitions(folder, step, files, notices) if files else None
 
 
-def _names(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError as error:
-        raise CheckpointError(f"cannot be listed: {error.strerror}", path=folder) from error
-
-
 def _choose_step(folder: str) -> tuple[str | None, tuple[str, ...]]:
-    names = _names(folder)
+    names = names_in(folder)
     steps = {
         int(match[1]): name
         for name in names
@@ -169,12 +165,7 @@ def _choose_step(folder: str) -> tuple[str | None, tuple[str, ...]]:
 
 def _read_latest(folder: str) -> str:
     path = os.path.join(folder, "latest")
-    file = OpenFile(path)
-    try:
-        text = file.read(0, min(file.size_bytes, _MAX_LATEST_BYTES))
-    finally:
-        file.close()
-    name = os.fsdecode(text).strip()
+    name = os.fsdecode(read_small(path, max_bytes=_MAX_LATEST_BYTES)).strip()
     inside = name not in ("", ".", "..") and not set(name) & set("/\\:\0")
     if not inside:
         raise CheckpointError(
@@ -187,7 +178,7 @@ def _read_latest(folder: str) -> str:
 
 
 def _refuse_sequential(folder: str) -> None:
-    found = [name for name in _names(folder) if _SEQUENTIAL_FILE.fullmatch(name)]
+    found = [name for name in names_in(folder) if _SEQUENTIAL_FILE.fullmatch(name)]
     if found:
         raise CheckpointError(
             f"holds {found[0]} but no layer_NN-model_PP-model_states.pt: the sequential layout "
@@ -197,35 +188,16 @@ def _refuse_sequential(folder: str) -> None:
         )
 
 
-def _open_files(
-    partitions: Partitions,
-    layers: set[int],
-    parts: dict[tuple[int, int], TorchFile],
-    opened: ExitStack,
-) -> None:
-    """Read the headers of all ranks of ``layers`` into ``parts``; all bad files are told."""
-    errors: list[CheckpointError] = []
-    for key, path in sorted(partitions.files.items()):
-        if key[0] not in layers:
-            continue
-        try:
-            file = OpenFile(path)
-            opened.callback(file.close)
-            parts[key] = read_torch_file(file)
-        except CheckpointError as error:
-            errors.append(error)
-    if len(errors) == 1:
-        raise errors[0]
-    if errors:
-        problems = tuple(str(error) for error in errors)
-        raise CheckpointError(
-            f"{len(errors)} files cannot be used: {joined(problems)}",
-            path=partitions.step_folder,
-            problems=problems,
-        ) from errors[0]
+def _open_layers(
+    partitions: Partitions, layers: set[int], opened: ExitStack
+) -> dict[tuple[int, int], TorchFile]:
+    """The headers of all ranks of ``layers``; the files are ``opened``'s."""
+    chosen = {key: path for key, path in sorted(partitions.files.items()) if key[0] in layers}
+    headers = read_each(chosen.values(), read_torch_file, opened, given=partitions.step_folder)
+    return dict(zip(chosen, headers, strict=True))
 
 
-def _catalogued(parts: Mapping[tuple[int, int], TorchFile]) -> dict[str, StoredTensor]:
+def _by_name(parts: Mapping[tuple[int, int], TorchFile]) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     ranks = sorted({rank for _, rank in parts})
     for layer in sorted({layer for layer, _ in parts}):

@@ -7,16 +7,16 @@ reader: no overlap, no hole, no bytes left over, and no name twice.
 
 from __future__ import annotations
 
-import json
 from typing import Any, NoReturn
 
 from streamload.core.dtypes import BY_NAME
-from streamload.core.errors import CheckpointError
+from streamload.core.errors import CheckpointError, naming
 from streamload.core.specs import Catalog, Extent, TensorSpec
 from streamload.sources.files import OpenFile
+from streamload.sources.small_files import describe_text, loads_strictly
 from streamload.system.gc_pause import without_collections
 
-__all__ = ["MAX_HEADER_BYTES", "loads_strictly", "read_header"]
+__all__ = ["MAX_HEADER_BYTES", "is_encodable", "read_header"]
 
 # The reference implementation's limit; a legal header above it is named as such.
 MAX_HEADER_BYTES = 100_000_000
@@ -26,114 +26,77 @@ _I64 = 1 << 63
 _MAX_DEPTH = 124
 _MAX_NUMBER = 1.7976931348623157e308
 _ENTRY_BYTES = 64  # about what one tensor takes in a header
-_LFS_POINTER = b"version https://git-lfs"
 
 
 def read_header(file: OpenFile) -> Catalog:
-    """The catalogue of one safetensors file, in file order.
+    """The catalog of one safetensors file, in file order.
 
     Raises:
         CheckpointError: the file is not a whole, consistent safetensors file; ``.problems`` has
             one line for each tensor at fault.
     """
-    text, data_start = _header_text(file)
-    with without_collections(len(text) // _ENTRY_BYTES):
-        return _read_text(file, text, data_start)
+    with naming(file.path):
+        text = _header_text(file)
+        with without_collections(len(text) // _ENTRY_BYTES):
+            return _read_text(file, text, 8 + len(text))
 
 
 def _read_text(file: OpenFile, text: bytes, data_start: int) -> Catalog:
     try:
         header = loads_strictly(text)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"the header is not valid JSON: {error}", path=file.path) from error
+        raise CheckpointError(f"the header is not valid JSON: {error}") from error
     if not isinstance(header, dict):
-        raise CheckpointError(
-            f"the header is a JSON {type(header).__name__}, expected an object", path=file.path
+        raise CheckpointError(f"the header is a JSON {type(header).__name__}, expected an object")
+    metadata = _metadata(header.pop("__metadata__", None))
+    specs = {
+        name: TensorSpec(
+            name, dtype, shape, file.path, Extent(file.path, data_start + begin, end - begin)
         )
-    metadata = _metadata(header.pop("__metadata__", None), file.path)
-    entries = _entries(header, file, data_start)
-    return Catalog(_specs(entries, file.path, data_start), metadata)
+        for begin, end, name, dtype, shape in _entries(header, file, data_start)
+    }
+    return Catalog(specs, metadata)
 
 
-def loads_strictly(text: bytes) -> Any:
-    """JSON as the standard has it: UTF-8, no key twice, no NaN.
-
-    Raises:
-        ValueError: anything else.
-    """
-    return json.loads(
-        text.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_no_constant
-    )
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {twice!r} stands there twice")
-    return made
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def describe_text(start: bytes) -> str | None:
-    """What a file that begins with ``start`` is, if it is a well-known mishap."""
-    if start.startswith(_LFS_POINTER):
-        return "is a git-lfs pointer, not the checkpoint itself: fetch the file with `git lfs pull`"
-    if start.lstrip()[:14].lower().startswith((b"<!doctype", b"<html", b"<?xml")):
-        return "is a web page, not a checkpoint: the download was refused or redirected"
-    return None
-
-
-def _header_text(file: OpenFile) -> tuple[bytes, int]:
+def _header_text(file: OpenFile) -> bytes:
     size = file.size_bytes
     if size == 0:
-        raise CheckpointError("the file is empty (0 bytes)", path=file.path)
+        raise CheckpointError("the file is empty (0 bytes)")
     mishap = describe_text(file.read(0, min(size, 64)))
     if mishap:
-        raise CheckpointError(mishap, path=file.path)
+        raise CheckpointError(mishap)
     if size < 8:
         raise CheckpointError(
-            f"cut short: {size} bytes, expected at least 8 for the header's length", path=file.path
+            f"cut short: {size} bytes, expected at least 8 for the header's length"
         )
     length = int.from_bytes(file.read(0, 8), "little")
     if length > size - 8:
         raise CheckpointError(
             f"the header says it is {length} bytes long, but the file has {size} bytes in all: "
-            "cut short, or not a safetensors file",
-            path=file.path,
+            "cut short, or not a safetensors file"
         )
     if length > MAX_HEADER_BYTES:
         raise CheckpointError(
-            f"the header is {length} bytes long, over the format's limit of {MAX_HEADER_BYTES}",
-            path=file.path,
+            f"the header is {length} bytes long, over the format's limit of {MAX_HEADER_BYTES}"
         )
     if length == 0:
-        raise CheckpointError("the header is 0 bytes long, expected JSON", path=file.path)
+        raise CheckpointError("the header is 0 bytes long, expected JSON")
     text = file.read(8, length)
     if text[:1] != b"{":
         raise CheckpointError(
-            f"the header starts with {text[:1]!r}, expected '{{': not a safetensors file",
-            path=file.path,
+            f"the header starts with {text[:1]!r}, expected '{{': not a safetensors file"
         )
-    return text, 8 + length
+    return text
 
 
-def _metadata(value: object, path: str) -> dict[str, str]:
+def _metadata(value: object) -> dict[str, str]:
     if value is None:  # also `null`: some writers have it where there is no metadata
         return {}
     if not isinstance(value, dict):
-        raise CheckpointError(
-            f"__metadata__ is a JSON {type(value).__name__}, expected an object", path=path
-        )
+        raise CheckpointError(f"__metadata__ is a JSON {type(value).__name__}, expected an object")
     for key, entry in value.items():
-        if not isinstance(entry, str) or not _encodable(key + entry):
-            raise CheckpointError(
-                f"__metadata__ entry {key!r} is {entry!r}, expected a string", path=path
-            )
+        if not isinstance(entry, str) or not is_encodable(key + entry):
+            raise CheckpointError(f"__metadata__ entry {key!r} is {entry!r}, expected a string")
     return value
 
 
@@ -152,7 +115,7 @@ def _entries(header: dict[str, Any], file: OpenFile, data_start: int) -> list[_E
             begin, end = info["data_offsets"]
             entries.append((begin, end, name, info["dtype"], tuple(info["shape"])))
     if problems:
-        _refuse(problems, file.path)
+        _refuse(problems)
     entries.sort(key=lambda entry: entry[:2])
     position, before = 0, ""
     for begin, end, name, _, _ in entries:
@@ -167,19 +130,18 @@ def _entries(header: dict[str, Any], file: OpenFile, data_start: int) -> list[_E
             )
         position, before = max(position, end), name
     if problems:
-        _refuse(problems, file.path)
+        _refuse(problems)
     if position != data_bytes:
         raise CheckpointError(
             f"{data_bytes - position} bytes are left over after the last tensor: expected "
-            f"{data_start + position} bytes, found {file.size_bytes}",
-            path=file.path,
+            f"{data_start + position} bytes, found {file.size_bytes}"
         )
     return entries
 
 
 def _entry_fault(name: str, info: Any, data_bytes: int) -> str | None:
     """What is wrong with one entry by itself, or None."""
-    if not name.isascii() and not _encodable(name):
+    if not name.isascii() and not is_encodable(name):
         return "the name is not valid Unicode"
     if type(info) is not dict:
         return f"the entry is {_shown(info)}, expected an object"
@@ -224,11 +186,11 @@ def _is_plain(value: object, depth: int) -> bool:
     if depth == 0:
         return False
     if isinstance(value, dict):
-        return all(_encodable(k) and _is_plain(v, depth - 1) for k, v in value.items())
+        return all(is_encodable(k) and _is_plain(v, depth - 1) for k, v in value.items())
     if isinstance(value, list):
         return all(_is_plain(part, depth - 1) for part in value)
     if isinstance(value, str):
-        return _encodable(value)
+        return is_encodable(value)
     return not isinstance(value, int | float) or -_MAX_NUMBER <= value <= _MAX_NUMBER
 
 
@@ -240,7 +202,8 @@ def _shown(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def _encodable(name: str) -> bool:
+def is_encodable(name: str) -> bool:
+    """False for text with lone surrogates, which UTF-8 does not have."""
     try:
         name.encode("utf-8")
     except UnicodeEncodeError:
@@ -248,20 +211,12 @@ def _encodable(name: str) -> bool:
     return True
 
 
-def _refuse(problems: list[tuple[str, str]], path: str) -> NoReturn:
+def _refuse(problems: list[tuple[str, str]]) -> NoReturn:
     name, fault = problems[0]
     more = f" (and {len(problems) - 1} more tensors at fault)" if len(problems) > 1 else ""
     others = "".join(f"; {n!r}" for n, _ in problems[1:4])
     raise CheckpointError(
         fault + more + others,
-        path=path,
         tensor=name,
         problems=tuple(f"tensor {n!r}: {f}" for n, f in problems),
     )
-
-
-def _specs(entries: list[_Entry], path: str, data_start: int) -> dict[str, TensorSpec]:
-    return {
-        name: TensorSpec(name, dtype, shape, path, Extent(path, data_start + begin, end - begin))
-        for begin, end, name, dtype, shape in entries
-    }

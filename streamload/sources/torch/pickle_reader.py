@@ -11,8 +11,8 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from streamload.sources.torch.globals import is_known, rebuild, storage_of
-from streamload.sources.torch.records import (
+from streamload.sources.torch.pickle_globals import is_known, rebuild, storage_of
+from streamload.sources.torch.pickle_records import (
     Global,
     Malformed,
     StorageRef,
@@ -92,7 +92,9 @@ class _Machine:
             opcode = data[self.position]
             self.position += 1
             if opcode == 0x2E:  # STOP
-                return self.result()
+                if len(self.stack) != 1 or self.marks:
+                    raise Malformed("it ends with more or less than one object")
+                return self.stack[0]
             action = _ACTIONS.get(opcode)
             if action is None:
                 raise Malformed(f"the pickle opcode {opcode:#04x}, which torch.save does not write")
@@ -101,11 +103,6 @@ class _Machine:
             if count > _MAX_OPCODES:
                 raise Malformed(f"more than {_MAX_OPCODES} opcodes")
         raise Truncated("it ends early")
-
-    def result(self) -> object:
-        if len(self.stack) != 1 or self.marks:
-            raise Malformed("it ends with more or less than one object")
-        return self.stack[0]
 
     def mark(self) -> None:
         self.marks.append(self.stack)
@@ -119,15 +116,8 @@ class _Machine:
         self.position = end
         return part
 
-    def frame(self) -> None:
-        if self.number(8) > len(self.data) - self.position:
-            raise Truncated("it ends early")
-
     def number(self, count: int) -> int:
         return int.from_bytes(self.take(count), "little")
-
-    def text(self, count: int) -> str:
-        return self.take(count).decode("utf-8", "surrogatepass")
 
     def line(self) -> str:
         end = self.data.find(b"\n", self.position)
@@ -140,6 +130,9 @@ class _Machine:
     def items(self) -> list[object]:
         part, self.stack = self.stack, self.marks.pop()
         return part
+
+    def push(self, value: object) -> None:
+        self.stack.append(value)
 
     def push_global(self, module: object, name: object) -> None:
         if not isinstance(module, str) or not isinstance(name, str):
@@ -156,7 +149,8 @@ class _Machine:
             raise Malformed("items for something that is no list")
         target.extend(values)
 
-    def update(self, target: object, values: list[object]) -> None:
+    def update(self, values: list[object]) -> None:
+        target = self.stack[-1]
         if not isinstance(target, dict) or len(values) % 2:
             raise Malformed("items for something that is no dictionary")
         for key, value in zip(values[::2], values[1::2], strict=True):
@@ -179,10 +173,10 @@ class _Machine:
 
     def call(self) -> None:
         args = self.stack.pop()
-        made = rebuild(self.stack[-1], args)
-        if isinstance(made, TensorRef):
-            self.tensors.append(made)
-        self.stack[-1] = made
+        record = rebuild(self.stack[-1], args)
+        if isinstance(record, TensorRef):
+            self.tensors.append(record)
+        self.stack[-1] = record
 
 
 Action = Callable[[_Machine], object]
@@ -201,7 +195,7 @@ def _long(count: int) -> Action:
 
 
 def _text(count: int) -> Action:
-    return lambda m: m.stack.append(m.text(m.number(count)))
+    return lambda m: m.stack.append(m.take(m.number(count)).decode("utf-8", "surrogatepass"))
 
 
 def _bytes(count: int) -> Action:
@@ -226,48 +220,24 @@ def _tuple(count: int) -> Action:
 
 
 def _dict_from_mark(m: _Machine) -> None:
-    values, target = m.items(), dict[object, object]()
-    m.update(target, values)
-    m.stack.append(target)
-
-
-def _append_items(m: _Machine) -> None:
     values = m.items()
-    m.extend(values)
-
-
-def _list_from_mark(m: _Machine) -> None:
-    values = m.items()
-    m.stack.append(values)
-
-
-def _tuple_from_mark(m: _Machine) -> None:
-    values = m.items()
-    m.stack.append(tuple(values))
+    m.push({})
+    m.update(values)
 
 
 def _set_item(m: _Machine) -> None:
     value, key = m.stack.pop(), m.stack.pop()
-    m.update(m.stack[-1], [key, value])
-
-
-def _set_items(m: _Machine) -> None:
-    values = m.items()
-    m.update(m.stack[-1], values)
-
-
-def _append(m: _Machine) -> None:
-    value = m.stack.pop()
-    m.extend([value])
-
-
-def _new_object(m: _Machine) -> None:
-    m.call()  # cls.__new__(cls, *args): the same record as cls(*args)
+    m.update([key, value])
 
 
 def _stack_global(m: _Machine) -> None:
     name, module = m.stack.pop(), m.stack.pop()
     m.push_global(module, name)
+
+
+def _frame(m: _Machine) -> None:
+    if m.number(8) > len(m.data) - m.position:
+        raise Truncated("it ends early")
 
 
 def _instance(m: _Machine) -> None:
@@ -289,28 +259,28 @@ _ACTIONS: dict[int, Action] = {
     ord("T"): _text(4),
     ord("U"): _text(1),
     ord("X"): _text(4),
-    ord("a"): _append,
+    ord("a"): lambda m: m.extend([m.stack.pop()]),
     ord("b"): _Machine.build,
     ord("c"): lambda m: m.push_global(m.line(), m.line()),
     ord("d"): _dict_from_mark,
     ord("}"): lambda m: m.stack.append({}),
-    ord("e"): _append_items,
+    ord("e"): lambda m: m.extend(m.items()),
     ord("h"): _get(1),
     ord("i"): _instance,
     ord("j"): _get(4),
-    ord("l"): _list_from_mark,
+    ord("l"): lambda m: m.push(m.items()),
     ord("]"): lambda m: m.stack.append([]),
     ord("q"): _put(1),
     ord("r"): _put(4),
     ord("s"): _set_item,
-    ord("t"): _tuple_from_mark,
+    ord("t"): lambda m: m.push(tuple(m.items())),
     ord(")"): _push(()),
-    ord("u"): _set_items,
+    ord("u"): lambda m: m.update(m.items()),
     ord("G"): lambda m: m.stack.append(struct.unpack(">d", m.take(8))[0]),
     ord("B"): _bytes(4),
     ord("C"): _bytes(1),
     0x80: lambda m: m.take(1),  # PROTO
-    0x81: _new_object,
+    0x81: _Machine.call,  # NEWOBJ, cls.__new__(cls, *args): the same record as cls(*args)
     0x85: _tuple(1),
     0x86: _tuple(2),
     0x87: _tuple(3),
@@ -322,9 +292,9 @@ _ACTIONS: dict[int, Action] = {
     0x8D: _text(8),
     0x8E: _bytes(8),
     0x8F: lambda m: m.stack.append([]),  # EMPTY_SET: a list will do
-    0x90: _append_items,  # ADDITEMS
-    0x91: _list_from_mark,  # FROZENSET
+    0x90: lambda m: m.extend(m.items()),  # ADDITEMS
+    0x91: lambda m: m.push(m.items()),  # FROZENSET
     0x93: _stack_global,
     0x94: lambda m: m.memo.__setitem__(len(m.memo), m.stack[-1]),
-    0x95: _Machine.frame,
+    0x95: _frame,
 }

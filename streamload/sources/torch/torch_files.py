@@ -1,6 +1,6 @@
 """Files of ``torch.save`` (``.pt``, ``.bin``, ``.pth``), one or several, read in blocks.
 
-The pickle inside is read by ``torch_pickle``, which cannot run anything; torch itself is needed
+The pickle inside is read by ``pickle_reader``, which cannot run anything; torch itself is needed
 only for values. Both formats are known: the zip one, and the one before it.
 """
 
@@ -11,12 +11,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from streamload.core.errors import CheckpointError, printable
+from streamload.core.errors import CheckpointError, naming, printable
 from streamload.core.specs import Catalog, Extent
-from streamload.sources.files import BlockSource, OpenFile
-from streamload.sources.torch.archive import Archive, read_archive
-from streamload.sources.torch.layout import Region, StoredTensor, place, read_values
-from streamload.sources.torch.legacy import LEGACY_START, read_legacy
+from streamload.sources.block_source import BlockSource, read_each, refuse_repeats
+from streamload.sources.files import OpenFile
+from streamload.sources.small_files import describe_text
+from streamload.sources.torch.legacy_format import LEGACY_START, read_legacy
 from streamload.sources.torch.pickle_reader import (
     MAX_PICKLE_BYTES,
     Pickled,
@@ -24,8 +24,16 @@ from streamload.sources.torch.pickle_reader import (
     Truncated,
     read_pickle,
 )
-from streamload.sources.torch.records import Malformed, shown
-from streamload.sources.torch.tree import find_weights
+from streamload.sources.torch.pickle_records import Malformed
+from streamload.sources.torch.state_dicts import find_weights
+from streamload.sources.torch.stored_tensors import (
+    Region,
+    StoredTensor,
+    check_storage,
+    place,
+    read_values,
+)
+from streamload.sources.torch.zip_archive import Archive, read_archive
 
 if TYPE_CHECKING:
     import torch
@@ -63,12 +71,11 @@ class TorchSource(BlockSource):
         self,
         path: str,
         parts: Sequence[TorchFile],
-        *,
         tensors: Mapping[str, StoredTensor],
         notices: tuple[str, ...] = (),
     ) -> None:
         super().__init__(path, [part.file for part in parts])
-        self._stored = dict(tensors)
+        self._stored = tensors
         self.checksums = {extent: crc for part in parts for extent, crc in part.checksums.items()}
         self.catalog = Catalog(
             {name: stored.spec for name, stored in self._stored.items()},
@@ -76,7 +83,6 @@ class TorchSource(BlockSource):
         )
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The values, contiguous and in memory of their own; see Source."""
         stored = self._stored[name]
         return read_values(self._files[stored.spec.file], stored)
 
@@ -90,19 +96,12 @@ def open_torch(paths: Sequence[str], *, given: str) -> TorchSource:
     Raises:
         CheckpointError: a file cannot be used, or two files have a tensor of the same name.
     """
-    tensors: dict[str, StoredTensor] = {}
-    parts: list[TorchFile] = []
     with ExitStack() as opened:
-        for path in paths:
-            file = OpenFile(path)
-            opened.callback(file.close)
-            part = read_torch_file(file)
-            _check_names(tensors, part)
-            tensors.update(part.tensors)
-            parts.append(part)
-        source = TorchSource(given, parts, tensors=tensors)
+        parts = read_each(paths, read_torch_file, opened, given=given)
+        specs = [{name: stored.spec for name, stored in p.tensors.items()} for p in parts]
+        refuse_repeats(specs, given=given)
         opened.pop_all()
-    return source
+    return TorchSource(given, parts, {name: t for p in parts for name, t in p.tensors.items()})
 
 
 def read_torch_file(file: OpenFile) -> TorchFile:
@@ -112,46 +111,47 @@ def read_torch_file(file: OpenFile) -> TorchFile:
         CheckpointError: not a torch file, cut or damaged, holds something that is not read, or
             no state dict can be made out.
     """
+    with naming(file.path):
+        try:
+            return _read(file)
+        except RefusedGlobal as error:
+            raise CheckpointError(
+                f"{error}, a class or function that is not loaded from a file: it could run "
+                f"code. Save the tensors by themselves: torch.save(model.state_dict(), ...)"
+            ) from error
+        except Truncated as error:
+            raise CheckpointError(f"was cut short: {error}") from error
+        except Malformed as error:
+            raise CheckpointError(f"damaged pickle: {error}") from error
+
+
+def _read(file: OpenFile) -> TorchFile:
     start = file.read(0, min(_SNIFFED_BYTES, file.size_bytes))
     legacy = start.startswith(LEGACY_START)
     if not legacy and not start.startswith(b"PK\3\4"):
-        raise CheckpointError(_what_else(start), path=file.path)
-    try:
-        pickled, regions, big_endian = _read_old(file) if legacy else _read_zip(file)
-    except RefusedGlobal as error:
-        raise CheckpointError(
-            f"{error}, a class or function that is not loaded from a file: it could run "
-            f"code. Save the tensors by themselves: torch.save(model.state_dict(), ...)",
-            path=file.path,
-        ) from error
-    except Truncated as error:
-        raise CheckpointError(f"was cut short: {error}", path=file.path) from error
-    except Malformed as error:
-        raise CheckpointError(f"damaged pickle: {error}", path=file.path) from error
-    weights = find_weights(pickled.value, path=file.path)
+        raise CheckpointError(_what_else(start))
+    pickled, regions, big_endian = (*read_legacy(file), False) if legacy else _read_zip(file)
+    weights, notices = find_weights(pickled.value)
     tensors = {
         name: place(name, record, regions, path=file.path, big_endian=big_endian)
-        for name, record in weights.tensors.items()
+        for name, record in weights.items()
     }
-    _check_unused(pickled, set(map(id, weights.tensors.values())), regions, path=file.path)
-    notices = weights.notices
+    # Contradictions beside the weights are refused too: a file that holds one is damaged.
+    used = set(map(id, weights.values()))
+    for record in pickled.tensors:
+        if id(record) not in used:
+            place("(beside the weights)", record, regions, path=file.path)
+    for key, storage in pickled.storages.items():
+        check_storage(storage, regions.get(key))
     if legacy:
-        notices = (
-            *notices,
-            f"{printable(file.path)}: in torch's format from before zip: read in blocks, "
-            f"not memory-mapped",
-        )
+        notices.append("in torch's format from before zip: read in blocks, not memory-mapped")
     checksums = {
         Extent(file.path, region.offset, region.nbytes): region.checksum
         for region in regions.values()
         if region.checksum
     }
-    return TorchFile(file, tensors, notices, checksums)
-
-
-def _read_old(file: OpenFile) -> tuple[Pickled, Mapping[str, Region], bool]:
-    root, regions = read_legacy(file)
-    return root, regions, False
+    named = tuple(f"{printable(file.path)}: {notice}" for notice in notices)
+    return TorchFile(file, tensors, named, checksums)
 
 
 def _read_zip(file: OpenFile) -> tuple[Pickled, Mapping[str, Region], bool]:
@@ -162,7 +162,7 @@ def _read_zip(file: OpenFile) -> tuple[Pickled, Mapping[str, Region], bool]:
     order = archive.records.get(folder + b"byteorder")
     mark = b"little" if order is None else archive.read(order, max_bytes=16)
     if mark not in (b"little", b"big"):
-        raise CheckpointError(f"has the unknown byte order {mark!r}", path=file.path)
+        raise CheckpointError(f"has the unknown byte order {mark!r}")
     data = archive.read(archive.records[folder + b"data.pkl"], max_bytes=MAX_PICKLE_BYTES)
     pickled = read_pickle(data)
     _check_version(archive, folder)
@@ -180,74 +180,34 @@ def _check_version(archive: Archive, folder: bytes) -> None:
     text = b"" if name is None else archive.read(archive.records[folder + name], max_bytes=64)
     if not text.strip().isdigit() or not 1 <= int(text) <= _LAST_VERSION:
         raise CheckpointError(
-            f"its record 'version' holds {text!r}, expected a number up to {_LAST_VERSION}",
-            path=archive.file.path,
+            f"its record 'version' holds {text!r}, expected a number up to {_LAST_VERSION}"
         )
-
-
-def _check_unused(
-    pickled: Pickled, used: set[int], regions: Mapping[str, Region], *, path: str
-) -> None:
-    """Refuse contradictions beside the weights too: a file that holds one is damaged.
-
-    ``used`` has the ids of the tensors that were looked at already.
-    """
-    for tensor in pickled.tensors:
-        if id(tensor) not in used:
-            place("(beside the weights)", tensor, regions, path=path)
-    for key, ref in pickled.storages.items():
-        region = regions.get(key)
-        if region is None or region.nbytes != ref.numel * ref.itemsize:
-            have = "is not there" if region is None else f"has {region.nbytes} bytes"
-            raise CheckpointError(
-                f"the storage {shown(key)} {have}, expected {ref.numel} elements of {ref.dtype}",
-                path=path,
-            )
 
 
 def _torch_folder(archive: Archive) -> bytes:
     """The one folder of the archive that holds ``data.pkl``, with its slash."""
-    path = archive.file.path
     names = [n for n in archive.records if n.count(b"/") == 1 and n.endswith(b"/data.pkl")]
     if len(names) != 1:
-        inside = sorted(archive.records)[:3]
-        shown = ", ".join(printable(name) for name in inside) or "nothing"
+        shown = ", ".join(map(printable, sorted(archive.records)[:3])) or "nothing"
         raise CheckpointError(
-            f"is a zip archive, but not one that torch.save wrote (it holds {shown})", path=path
+            f"is a zip archive, but not one that torch.save wrote (it holds {shown})"
         )
     folder = names[0].removesuffix(b"data.pkl")
     if not all(name.startswith(folder) for name in archive.records):
-        raise CheckpointError(
-            "damaged zip archive: not all of its records are in one folder", path=path
-        )
+        raise CheckpointError("damaged zip archive: not all of its records are in one folder")
     if folder + b"constants.pkl" in archive.records:
         raise CheckpointError(
             "is a TorchScript archive: a program with its weights, which is not run; save "
-            "its state_dict() with torch.save",
-            path=path,
+            "its state_dict() with torch.save"
         )
     return folder
 
 
-def _check_names(tensors: Mapping[str, StoredTensor], part: TorchFile) -> None:
-    problems = tuple(
-        f"tensor {name!r} is in {printable(tensors[name].spec.file)} and in "
-        f"{printable(part.file.path)}"
-        for name in part.tensors
-        if name in tensors
-    )
-    if problems:
-        raise CheckpointError("; ".join(problems[:8]), path=part.file.path, problems=problems)
-
-
 def _what_else(start: bytes) -> str:
-    text = start.lstrip().lower()
     if not start:
         return "is empty (0 bytes)"
-    if start.startswith(b"version https://git-lfs"):
-        return "is a git-lfs pointer, not the file it stands for: fetch it with `git lfs pull`"
-    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
-        return "is a web page, not a checkpoint: the download went wrong"
+    if mishap := describe_text(start):
+        return mishap
     if start[8:9] == b"{":
         return "holds safetensors data, not what torch.save writes"
     if start.startswith(b"\x80") and start[1:2] <= b"\x05":

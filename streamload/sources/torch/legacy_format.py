@@ -7,11 +7,10 @@ a little-endian int64 and the elements, little-endian too.
 
 from __future__ import annotations
 
-from streamload.core.errors import CheckpointError
 from streamload.sources.files import OpenFile
-from streamload.sources.torch.layout import Region
 from streamload.sources.torch.pickle_reader import MAX_PICKLE_BYTES, Pickled, Truncated, read_pickle
-from streamload.sources.torch.records import Malformed, shown
+from streamload.sources.torch.pickle_records import Malformed, shown
+from streamload.sources.torch.stored_tensors import Region
 
 __all__ = ["LEGACY_START", "read_legacy"]
 
@@ -24,8 +23,8 @@ def read_legacy(file: OpenFile) -> tuple[Pickled, dict[str, Region]]:
     """The pickled object and where each storage that a tensor uses lies.
 
     Raises:
-        CheckpointError: the file ends early.
-        Malformed: the pickles are damaged, or name what may not be read.
+        Malformed: the pickles are damaged, or name what may not be read (Truncated: the file
+            ends early).
     """
     window = _FIRST_WINDOW_BYTES
     while True:
@@ -57,21 +56,17 @@ def _find_storages(file: OpenFile, root: Pickled, keys: Pickled) -> dict[str, Re
     position = keys.end
     for key in names:
         ref = root.storages[key]
-        if position + 8 > file.size_bytes:
-            raise _cut(file, position + 8)
+        _check_end(file, position + 8)
         count = int.from_bytes(file.read(position, 8), "little", signed=True)
         if count != ref.numel:
             raise Malformed(f"the storage {key!r} has {count} elements, expected {ref.numel}")
         region = Region(position + 8, count * ref.itemsize)
         position = region.offset + region.nbytes
-        if position > file.size_bytes:
-            raise _cut(file, position)
+        _check_end(file, position)
         regions[key] = region
     return regions
 
 
-def _cut(file: OpenFile, expected: int) -> CheckpointError:
-    return CheckpointError(
-        f"was cut short: expected at least {expected} bytes, found {file.size_bytes}",
-        path=file.path,
-    )
+def _check_end(file: OpenFile, end: int) -> None:
+    if end > file.size_bytes:
+        raise Truncated(f"expected at least {end} bytes, found {file.size_bytes}")

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from streamload.core.dtypes import BY_NAME, BY_TORCH_NAME
 from streamload.core.errors import CheckpointError
-from streamload.core.specs import Extent, Shape, TensorSpec, contiguous_strides, numel
-from streamload.sources.torch.records import StorageRef, TensorRef
+from streamload.core.specs import Extent, Shape, TensorSpec, contiguous_strides, is_dense, numel
+from streamload.sources.torch.pickle_records import StorageRef, TensorRef, shown
 
 if TYPE_CHECKING:
     import torch
 
     from streamload.sources.files import OpenFile
 
-__all__ = ["Region", "StoredTensor", "place", "read_values"]
+__all__ = ["Region", "StoredTensor", "check_storage", "place", "read_values"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +73,25 @@ def place(
     """
     region = regions.get(record.storage.key)
     dtype = BY_TORCH_NAME[record.dtype]
-    _check_storage(name, record.storage, region, path=path)
+    check_storage(record.storage, region, tensor=name)
     assert region is not None
     count = numel(record.shape)
     if count * dtype.itemsize >= 1 << 63:
-        raise CheckpointError(f"shape {list(record.shape)} is absurd", path=path, tensor=name)
-    reach = _reach(record.shape, record.strides)
+        raise CheckpointError(f"shape {list(record.shape)} is absurd", tensor=name)
     first = record.storage.start * record.storage.itemsize + record.offset * dtype.itemsize
-    span_bytes = reach * dtype.itemsize
+    # From the first to the last element of a view that is not empty.
+    reach = sum((n - 1) * step for n, step in zip(record.shape, record.strides, strict=True))
+    span_bytes = (1 + reach) * dtype.itemsize
     if count and first + span_bytes > region.nbytes:
         raise CheckpointError(
             f"shape {list(record.shape)} with strides {list(record.strides)} from byte {first} "
             f"ends at byte {first + span_bytes}, but its storage {record.storage.key!r} has "
             f"{region.nbytes} bytes",
-            path=path,
             tensor=name,
         )
     span = Extent(path, region.offset + (first if count else 0), span_bytes if count else 0)
     plain = contiguous_strides(record.shape)
-    dense = count == 0 or (reach == count and _is_dense(record.shape, record.strides))
+    dense = is_dense(record.shape, record.strides)
     row_major = count == 0 or all(
         size == 1 or have == want
         for size, have, want in zip(record.shape, record.strides, plain, strict=True)
@@ -118,8 +118,9 @@ def read_values(file: OpenFile, stored: StoredTensor) -> torch.Tensor:
     """
     import torch
 
-    dtype = BY_NAME[stored.spec.dtype]
-    kind: torch.dtype = getattr(torch, str(dtype.torch_name))
+    from streamload.sources.blocks import torch_dtype
+
+    dtype, kind = BY_NAME[stored.spec.dtype], torch_dtype(stored.spec.dtype)
     shape = stored.spec.shape
     if stored.span.nbytes == 0:
         return torch.empty(shape, dtype=kind)
@@ -141,33 +142,14 @@ def read_values(file: OpenFile, stored: StoredTensor) -> torch.Tensor:
     return values.clone(memory_format=torch.contiguous_format)
 
 
-def _check_storage(name: str, storage: StorageRef, region: Region | None, *, path: str) -> None:
+def check_storage(storage: StorageRef, region: Region | None, *, tensor: str | None = None) -> None:
+    """Refuse a storage that is not in the file, or has another size there than the pickle says."""
+    key, expected = shown(storage.key), storage.numel * storage.itemsize
     if region is None:
-        raise CheckpointError(
-            f"its storage {storage.key!r} is not in the file", path=path, tensor=name
-        )
-    expected = storage.numel * storage.itemsize
+        raise CheckpointError(f"its storage {key} is not in the file", tensor=tensor)
     if region.nbytes != expected:
         raise CheckpointError(
-            f"its storage {storage.key!r} has {region.nbytes} bytes, expected {expected} "
+            f"its storage {key} has {region.nbytes} bytes, expected {expected} "
             f"({storage.numel} elements of {storage.dtype})",
-            path=path,
-            tensor=name,
+            tensor=tensor,
         )
-
-
-def _reach(shape: Shape, strides: Shape) -> int:
-    """Elements from the first to the last one of a view that is not empty."""
-    return 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
-
-
-def _is_dense(shape: Shape, strides: Shape) -> bool:
-    """True if each element of the span belongs to exactly one index."""
-    expected = 1
-    for step, size in sorted(zip(strides, shape, strict=True)):
-        if size == 1:
-            continue
-        if step != expected:
-            return False
-        expected *= size
-    return True

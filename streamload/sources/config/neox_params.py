@@ -6,19 +6,18 @@ else from the shapes and the values published for GPT-NeoX-20B.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
+from typing import Any, TypeAlias
 
-from streamload.core.errors import CheckpointError, MissingExtraError, printable
-from streamload.sources.files import OpenFile
-from streamload.sources.neox.partitions import NeoXRawSource
+from streamload.core.errors import CheckpointError, MissingExtraError, naming, printable
+from streamload.core.specs import TensorSpec
+from streamload.sources.small_files import read_object, read_small
 
 __all__ = ["neox_config"]
 
-Config = dict[str, object]
+Config: TypeAlias = dict[str, Any]
 
-_MAX_CONFIG_BYTES = 16 << 20
 _HEAD_SIZE_20B = 96
 # Published for GPT-NeoX-20B; the ones that shapes do not tell.
 _PUBLISHED_20B: Config = {
@@ -30,14 +29,7 @@ _PUBLISHED_20B: Config = {
     "max_position_embeddings": 2048,
 }
 # What GPT-NeoX itself takes where its yml files say nothing (megatron/neox_arguments).
-_NEOX_DEFAULTS: Config = {
-    "rotary_pct": 1.0,
-    "rotary_emb_base": 10000,
-    "use_parallel_residual": False,
-    "layer_norm_eps": 1e-5,
-    "hidden_act": "gelu",
-    "max_position_embeddings": 2048,
-}
+_NEOX_DEFAULTS: Config = {**_PUBLISHED_20B, "rotary_pct": 1.0, "use_parallel_residual": False}
 _YML_NAMES = {
     "num_layers": "num_hidden_layers",
     "hidden_size": "hidden_size",
@@ -62,29 +54,34 @@ _SUPPORTED = {
 _RELEVANT = frozenset(_YML_NAMES) | frozenset(_SUPPORTED)
 
 
-def neox_config(folder: str, source: NeoXRawSource) -> tuple[Config, tuple[str, ...]]:
+def neox_config(
+    folder: str, stored: Mapping[str, TensorSpec], *, blocks: int, ranks: int
+) -> tuple[Config, tuple[str, ...]]:
     """The configuration, and notices that say where it came from.
 
-    ``folder`` is looked in first, then the folder of the files and, if that is a training
-    step's, the one above it.
+    Args:
+        folder: looked in first, then the folder of the files and, if that is a training step's,
+            the one above it.
+        stored: the partitions' tensors.
+        blocks: transformer blocks of the whole checkpoint.
+        ranks: partitions of each layer.
 
     Raises:
         CheckpointError: a configuration file is damaged, contradicts the files, or describes a
-            model of another form; or the number of heads cannot be told.
+            model of another form; or the number of heads cannot be determined.
         MissingExtraError: there are yml files and PyYAML is not installed.
     """
-    places = _places(folder, source)
+    places = _places(folder, next(iter(stored.values())).file)
     for place in places:
         path = os.path.join(place, "config.json")
         if os.path.lexists(path):
             return _from_json(path), (f"configuration from {printable(path)}",)
-    shapes = _from_shapes(source)
+    shapes = _from_shapes(stored, blocks, ranks)
     for place in places:
         found = _from_yml(place, shapes)
         if found is not None:
             return found
     width = shapes["hidden_size"]
-    assert isinstance(width, int)
     if width % _HEAD_SIZE_20B:
         raise CheckpointError(
             f"no config.json and no configs/*.yml, and the shapes do not tell the number of "
@@ -100,8 +97,8 @@ def neox_config(folder: str, source: NeoXRawSource) -> tuple[Config, tuple[str, 
     return {**shapes, **_PUBLISHED_20B, "num_attention_heads": heads}, (notice,)
 
 
-def _places(folder: str, source: NeoXRawSource) -> list[str]:
-    step = os.path.dirname(next(iter(source.catalog.values())).file)
+def _places(folder: str, partition: str) -> list[str]:
+    step = os.path.dirname(partition)
     places = [folder, step]
     name = os.path.basename(os.path.normpath(os.path.abspath(step)))
     if name.startswith("global_step"):
@@ -110,12 +107,7 @@ def _places(folder: str, source: NeoXRawSource) -> list[str]:
 
 
 def _from_json(path: str) -> Config:
-    try:
-        config = json.loads(_read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"is not JSON: {error}", path=path) from error
-    if not isinstance(config, dict):
-        raise CheckpointError("holds no JSON object", path=path)
+    config = read_object(path)
     config.setdefault("model_type", "gpt_neox")
     if config["model_type"] != "gpt_neox":
         raise CheckpointError(
@@ -125,23 +117,19 @@ def _from_json(path: str) -> Config:
     return config
 
 
-def _from_shapes(source: NeoXRawSource) -> Config:
+def _from_shapes(stored: Mapping[str, TensorSpec], blocks: int, ranks: int) -> Config:
     """What the stored tensors tell by themselves."""
-    ranks = len(source.ranks)
-    norm, readout = source.block_count + 3, source.block_count + 4
-    shapes = {name: spec.shape for name, spec in source.catalog.items()}
+    shapes = {name: spec.shape for name, spec in stored.items()}
     config: Config = {
         "model_type": "gpt_neox",
         "architectures": ["GPTNeoXForCausalLM"],
-        "num_hidden_layers": source.block_count,
-        "hidden_size": shapes[f"layer_{norm}.model_0.norm.weight"][0],
-        "vocab_size": shapes[f"layer_{readout}.model_0.final_linear.weight"][0] * ranks,
+        "num_hidden_layers": blocks,
+        "hidden_size": shapes[f"layer_{blocks + 3}.model_0.norm.weight"][0],
+        "vocab_size": shapes[f"layer_{blocks + 4}.model_0.final_linear.weight"][0] * ranks,
         "tie_word_embeddings": False,
     }
-    inner = "mlp.dense_h_to_4h.weight"
-    for layer in source.layer_numbers:
-        shape = shapes.get(f"layer_{layer}.model_0.{inner}")
-        if shape:
+    for name, shape in shapes.items():
+        if name.endswith(".model_0.mlp.dense_h_to_4h.weight") and shape:
             config["intermediate_size"] = shape[0] * ranks
     return config
 
@@ -157,21 +145,20 @@ def _from_yml(place: str, shapes: Config) -> tuple[Config, tuple[str, ...]] | No
     if not {"num_layers", "hidden_size", "num_attention_heads"} & set(values):
         return None  # files of other settings: they do not describe a model
     where = ", ".join(map(printable, paths))
-    _check_form(values, path=folder)
-    told = {theirs: values[ours] for ours, theirs in _YML_NAMES.items() if ours in values}
-    for key in ("num_hidden_layers", "hidden_size", "intermediate_size"):
-        if key in told and key in shapes and told[key] != shapes[key]:
-            raise CheckpointError(
-                f"says {key} {told[key]!r}, but the files hold {shapes[key]!r}", path=folder
-            )
-    if type(told.get("num_attention_heads")) is not int:
-        raise CheckpointError("does not say num-attention-heads", path=folder)
-    assumed = [key for key in _NEOX_DEFAULTS if key not in told]
+    stated = {theirs: values[ours] for ours, theirs in _YML_NAMES.items() if ours in values}
+    with naming(folder):
+        _check_form(values)
+        for key in ("num_hidden_layers", "hidden_size", "intermediate_size"):
+            if key in stated and key in shapes and stated[key] != shapes[key]:
+                raise CheckpointError(f"says {key} {stated[key]!r}, the files hold {shapes[key]!r}")
+        if type(stated.get("num_attention_heads")) is not int:
+            raise CheckpointError("does not say num-attention-heads")
+    assumed = [key for key in _NEOX_DEFAULTS if key not in stated]
     notices = [f"configuration from {where}"]
     if assumed:
         shown = ", ".join(f"{key}={_NEOX_DEFAULTS[key]}" for key in assumed)
         notices.append(f"not in {printable(folder)}, taken as GPT-NeoX's default: {shown}")
-    return {**_NEOX_DEFAULTS, **shapes, **told}, tuple(notices)
+    return {**_NEOX_DEFAULTS, **shapes, **stated}, tuple(notices)
 
 
 def _merge(paths: list[str]) -> dict[str, object]:
@@ -199,7 +186,7 @@ def _parse_yml(path: str) -> Mapping[str, object]:
             "PyYAML", extra="neox", purpose=f"reading {printable(path)}"
         ) from error
     try:
-        content = yaml.safe_load(_read_text(path))
+        content = yaml.safe_load(read_small(path).decode("utf-8"))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise CheckpointError(f"is not YAML: {error}", path=path) from error
     if not isinstance(content, dict):
@@ -207,21 +194,11 @@ def _parse_yml(path: str) -> Mapping[str, object]:
     return {key: value for key, value in content.items() if isinstance(key, str)}
 
 
-def _check_form(values: Mapping[str, object], *, path: str) -> None:
+def _check_form(values: Mapping[str, object]) -> None:
     problems = tuple(
         f"{key} is {values[key]!r}, supported: {' or '.join(map(repr, known))}"
         for key, known in _SUPPORTED.items()
         if key in values and values[key] not in known
     )
     if problems:
-        raise CheckpointError("; ".join(problems), path=path, problems=problems)
-
-
-def _read_text(path: str) -> str:
-    file = OpenFile(path)
-    try:
-        if file.size_bytes > _MAX_CONFIG_BYTES:
-            raise CheckpointError(f"has {file.size_bytes} bytes, too many to be one", path=path)
-        return file.read(0, file.size_bytes).decode("utf-8-sig")
-    finally:
-        file.close()
+        raise CheckpointError("; ".join(problems), problems=problems)

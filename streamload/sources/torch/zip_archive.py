@@ -43,6 +43,9 @@ class Record:
     compressed: bool
     encrypted: bool
 
+    def __str__(self) -> str:
+        return repr(self.name.decode("utf-8", "replace"))
+
 
 class Archive:
     """An open zip archive: its records by name and the places of their bytes."""
@@ -58,34 +61,30 @@ class Archive:
         Raises:
             CheckpointError: compressed, encrypted, or directory and record disagree.
         """
-        shown = record.name.decode("utf-8", "replace")
         if record.compressed or record.encrypted:
             how = "encrypted" if record.encrypted else "compressed"
             raise CheckpointError(
-                f"the record {shown!r} is {how}; only files as torch.save writes them can be read",
-                path=self.file.path,
+                f"the record {record} is {how}; only files as torch.save writes them can be read"
             )
         if record.header_offset + _LOCAL.size + len(record.name) > self._end:
-            raise self._damaged(f"the record {shown!r} lies outside the file")
+            raise _damaged(f"the record {record} lies outside the file")
         guess = _LOCAL.size + len(record.name) + 160
         head = self.file.read(record.header_offset, min(guess, self._end - record.header_offset))
         fields = _LOCAL.unpack_from(head)
         name_bytes, extra_bytes = int(fields[9]), int(fields[10])
         start = record.header_offset + _LOCAL.size + name_bytes + extra_bytes
-        if fields[0] != b"PK\3\4" or name_bytes != len(record.name):
-            raise self._damaged(f"the record {shown!r} is not where the directory says")
-        if head[_LOCAL.size : _LOCAL.size + name_bytes] != record.name:
-            raise self._damaged(f"the record {shown!r} is not where the directory says")
+        if fields[0] != b"PK\3\4" or head[_LOCAL.size :][:name_bytes] != record.name:
+            raise _damaged(f"the record {record} is not where the directory says")
         if start + record.nbytes > self._end:
-            raise self._damaged(
-                f"the record {shown!r} should end at byte {start + record.nbytes}, "
-                f"its archive's records at {self._end}"
+            raise _damaged(
+                f"the record {record} should end at byte {start + record.nbytes}, "
+                f"its archive's records at {self._end}",
             )
         extra = head[_LOCAL.size + name_bytes :][:extra_bytes]
         if len(extra) < extra_bytes:
             extra = self.file.read(start - extra_bytes, extra_bytes)
         if not _is_extra_field(extra):
-            raise self._damaged(f"the header of the record {shown!r} is damaged")
+            raise _damaged(f"the header of the record {record} is damaged")
         return start
 
     def read(self, record: Record, *, max_bytes: int) -> bytes:
@@ -94,19 +93,14 @@ class Archive:
         Raises:
             CheckpointError: too large, damaged, or not stored as torch stores.
         """
-        shown = record.name.decode("utf-8", "replace")
         if record.nbytes > max_bytes:
             raise CheckpointError(
-                f"the record {shown!r} has {record.nbytes} bytes; the limit is {max_bytes}",
-                path=self.file.path,
+                f"the record {record} has {record.nbytes} bytes; the limit is {max_bytes}"
             )
         data = self.file.read(self.locate(record), record.nbytes)
         if record.checksum and zlib.crc32(data) != record.checksum:
-            raise self._damaged(f"the checksum of the record {shown!r} does not fit its bytes")
+            raise _damaged(f"the checksum of the record {record} does not fit its bytes")
         return data
-
-    def _damaged(self, what: str) -> CheckpointError:
-        return CheckpointError(f"damaged zip archive: {what}", path=self.file.path)
 
 
 def read_archive(file: OpenFile) -> Archive:
@@ -120,13 +114,12 @@ def read_archive(file: OpenFile) -> Archive:
     records: dict[bytes, Record] = {}
     position = 0
     for _ in range(count):
-        record, position = _read_entry(file, data, position)
+        record, position = _read_entry(data, position)
         if record.name in records:
-            shown = record.name.decode("utf-8", "replace")
-            raise _bad(file, f"the record {shown!r} is there twice")
+            raise _damaged(f"the record {record} appears twice")
         records[record.name] = record
     if position != size:
-        raise _bad(file, f"its directory has {size} bytes, its entries {position}")
+        raise _damaged(f"its directory has {size} bytes, its entries {position}")
     return Archive(file, records, start)
 
 
@@ -138,34 +131,33 @@ def _find_directory(file: OpenFile) -> tuple[int, int, int]:
     if at < 0 or at + _END.size > len(tail):
         raise CheckpointError(
             f"the zip archive has no directory at its end: the file was cut short "
-            f"({file.size_bytes} bytes are there)",
-            path=file.path,
+            f"({file.size_bytes} bytes are there)"
         )
     _, disk, first_disk, _, count, size, start, comment_bytes = _END.unpack_from(tail, at)
     end = tail_start + at
     if end + _END.size + comment_bytes != file.size_bytes or disk or first_disk:
-        raise _bad(file, "the bytes after its directory are not a zip archive's end")
+        raise _damaged("the bytes after its directory are not a zip archive's end")
     locator_at = end - _LOCATOR64.size
     if locator_at >= 0:
         locator = file.read(locator_at, _LOCATOR64.size)
         if locator.startswith(b"PK\6\7"):
             _, disk, end, disks = _LOCATOR64.unpack(locator)
             if end + _END64.size > locator_at or disk or disks != 1:
-                raise _bad(file, "the end of its directory lies outside the file")
+                raise _damaged("the end of its directory lies outside the file")
             fields = _END64.unpack(file.read(end, _END64.size))
             if fields[0] != b"PK\6\6" or fields[4] or fields[5] or fields[6] != fields[7]:
-                raise _bad(file, "the end of its directory is not where it should be")
+                raise _damaged("the end of its directory is not where it should be")
             count, size, start = fields[7], fields[8], fields[9]
     if start + size > end or count * _CENTRAL.size > size:
-        raise _bad(file, f"its directory of {size} bytes at byte {start} does not fit the file")
+        raise _damaged(f"its directory of {size} bytes at byte {start} does not fit the file")
     if size > _MAX_DIRECTORY_BYTES:
-        raise _bad(file, f"its directory has {size} bytes; the limit is {_MAX_DIRECTORY_BYTES}")
+        raise _damaged(f"its directory has {size} bytes; the limit is {_MAX_DIRECTORY_BYTES}")
     return count, size, start
 
 
-def _read_entry(file: OpenFile, data: bytes, position: int) -> tuple[Record, int]:
+def _read_entry(data: bytes, position: int) -> tuple[Record, int]:
     if position + _CENTRAL.size > len(data):
-        raise _bad(file, "its directory ends early")
+        raise _damaged("its directory ends early")
     fields = _CENTRAL.unpack_from(data, position)
     flags, method, checksum = fields[3], fields[4], fields[7]
     packed, nbytes, offset = fields[8], fields[9], fields[16]
@@ -173,20 +165,20 @@ def _read_entry(file: OpenFile, data: bytes, position: int) -> tuple[Record, int
     extra_at = name_at + fields[10]
     following = extra_at + fields[11] + fields[12]
     if fields[0] != b"PK\1\2" or following > len(data):
-        raise _bad(file, "an entry of its directory is damaged")
+        raise _damaged("an entry of its directory is damaged")
     if 0xFFFFFFFF in (packed, nbytes, offset):
         wide = _zip64_values(data[extra_at : extra_at + fields[11]])
         wanted = [value == 0xFFFFFFFF for value in (nbytes, packed, offset)]
         if len(wide) < sum(wanted):
-            raise _bad(file, "an entry of its directory lacks its 64-bit sizes")
+            raise _damaged("an entry of its directory lacks its 64-bit sizes")
         values = iter(wide)
         nbytes = next(values) if wanted[0] else nbytes
         packed = next(values) if wanted[1] else packed
         offset = next(values) if wanted[2] else offset
     if method == 0 and packed != nbytes:
-        raise _bad(file, "an entry of its directory has two sizes")
+        raise _damaged("an entry of its directory has two sizes")
     if flags & ~_PLAIN_FLAGS or fields[13]:
-        raise _bad(file, "an entry of its directory is of a kind that torch does not write")
+        raise _damaged("an entry of its directory is of a kind that torch does not write")
     record = Record(
         name=data[name_at:extra_at],
         header_offset=offset,
@@ -217,5 +209,5 @@ def _is_extra_field(extra: bytes) -> bool:
     return position == len(extra) or (position < len(extra) and not any(extra[position:]))
 
 
-def _bad(file: OpenFile, what: str) -> CheckpointError:
-    return CheckpointError(f"damaged zip archive: {what}", path=file.path)
+def _damaged(what: str) -> CheckpointError:
+    return CheckpointError(f"damaged zip archive: {what}")

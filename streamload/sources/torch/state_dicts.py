@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from streamload.core.errors import CheckpointError, printable
-from streamload.sources.torch.records import TensorRef, UnusableTensor, shown
+from streamload.core.errors import CheckpointError
+from streamload.core.wording import listed
+from streamload.sources.torch.pickle_records import TensorRef, UnusableTensor, shown
 
-__all__ = ["Weights", "find_weights"]
+__all__ = ["find_weights"]
 
 # Keys that training scripts put the model's own state dict under.
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "module")
@@ -40,17 +40,10 @@ _MAX_ENTRIES = 2_000_000
 _SHOWN = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """The tensors of a file by name, in the file's order, and what is worth telling of the rest."""
+def find_weights(root: object) -> tuple[dict[str, TensorRef], list[str]]:
+    """The one state dict in ``root``, nested dictionaries flattened with dots; and notices.
 
-    tensors: Mapping[str, TensorRef]
-    notices: tuple[str, ...]
-
-
-def find_weights(root: object, *, path: str) -> Weights:
-    """The one state dict in ``root``, nested dictionaries flattened with dots.
-
+    The tensors stand in the file's order.
     ``optimizer``, ``ema`` and their like are never taken; what is left out is told.
 
     Raises:
@@ -58,10 +51,8 @@ def find_weights(root: object, *, path: str) -> Weights:
             or tensors of a kind that is not read (all of them are listed).
     """
     if not isinstance(root, dict):
-        raise CheckpointError(
-            f"holds {_describe(root)}, expected a dictionary of names to tensors", path=path
-        )
-    collector = _Collector(path)
+        raise CheckpointError(f"holds {_describe(root)}, expected a dictionary of names to tensors")
+    collector = _Collector()
     chosen = _choose(root, collector)
     if chosen is None:
         skipped = [key for key in root if key in _TRAINING_STATE and isinstance(root[key], dict)]
@@ -70,18 +61,15 @@ def find_weights(root: object, *, path: str) -> Weights:
         if not found and any(collector.has_tensor(root[key]) for key in skipped):
             raise CheckpointError(
                 f"holds tensors only under {_list(skipped)}, which is not taken for the model's "
-                f"weights; save that dictionary by itself",
-                path=path,
+                f"weights; save that dictionary by itself"
             )
     else:
         found = collector.flatten(root[chosen])
         left_out = [*(key for key in root if root[key] is not root[chosen]), *collector.others]
     collector.check(found)
-    notices: tuple[str, ...] = ()
-    if left_out:
-        notices = (f"{printable(path)}: not part of the weights, left out: {_list(left_out)}",)
+    notices = [f"not part of the weights, left out: {_list(left_out)}"] if left_out else []
     tensors = {name: value for name, value in found.items() if isinstance(value, TensorRef)}
-    return Weights(tensors, notices)
+    return tensors, notices
 
 
 def _choose(root: dict[object, object], collector: _Collector) -> str | None:
@@ -100,8 +88,7 @@ def _choose(root: dict[object, object], collector: _Collector) -> str | None:
         if root[other] is not root[first] and collector.flatten(root[other]) != flat:
             raise CheckpointError(
                 f"holds two state dicts that differ, under {first!r} and {other!r}; "
-                f"save the one that is meant by itself",
-                path=collector.path,
+                f"save the one that is meant by itself"
             )
     return first
 
@@ -109,8 +96,7 @@ def _choose(root: dict[object, object], collector: _Collector) -> str | None:
 class _Collector:
     """Walks dictionaries of one file; a walk is bounded in depth and in entries."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self) -> None:
         self.others: list[object] = []
         self._left = _MAX_ENTRIES
 
@@ -137,20 +123,15 @@ class _Collector:
             if isinstance(value, TensorRef | UnusableTensor):
                 if not isinstance(key, str):
                     raise CheckpointError(
-                        f"a tensor stands under the key {shown(key)}, which is no name",
-                        path=self.path,
+                        f"a tensor stands under the key {shown(key)}, which is no name"
                     )
                 if prefix + key in found:
-                    raise CheckpointError(
-                        "two nested entries have this name", path=self.path, tensor=prefix + key
-                    )
+                    raise CheckpointError("two nested entries have this name", tensor=prefix + key)
                 found[prefix + key] = value
             elif isinstance(value, dict) and value and isinstance(key, str):
                 self._walk(value, f"{prefix}{key}.", depth + 1, found)
             elif self.has_tensor(value, depth + 1):
-                raise CheckpointError(
-                    f"tensors stand under the key {shown(key)}, which is no name", path=self.path
-                )
+                raise CheckpointError(f"tensors stand under the key {shown(key)}, which is no name")
             elif not (isinstance(value, dict) and depth):
                 self.others.append(prefix + key if isinstance(key, str) else key)
 
@@ -165,8 +146,7 @@ class _Collector:
         self._left -= 1 + entries
         if depth > _MAX_DEPTH or self._left < 0:
             raise CheckpointError(
-                f"its dictionaries are nested more than {_MAX_DEPTH} deep, or without end",
-                path=self.path,
+                f"its dictionaries are nested more than {_MAX_DEPTH} deep, or without end"
             )
 
     def check(self, found: Mapping[str, TensorRef | UnusableTensor]) -> None:
@@ -180,7 +160,6 @@ class _Collector:
             raise CheckpointError(
                 f"{'; '.join(problems[:_SHOWN])}: such tensors cannot be read; "
                 f"save dense tensors instead",
-                path=self.path,
                 problems=problems,
             )
 
@@ -192,6 +171,4 @@ def _describe(value: object) -> str:
 
 
 def _list(keys: list[object]) -> str:
-    text = ", ".join(shown(key) for key in keys[:_SHOWN])
-    more = len(keys) - _SHOWN
-    return f"{text} and {more} more" if more > 0 else text
+    return listed(map(shown, keys), _SHOWN)

@@ -8,11 +8,11 @@ imported or called.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 from streamload.core.dtypes import BY_TORCH_NAME
 from streamload.core.specs import Shape
-from streamload.sources.torch.records import (
+from streamload.sources.torch.pickle_records import (
     Global,
     Malformed,
     StorageRef,
@@ -121,27 +121,23 @@ def rebuild(name: object, args: object) -> object:
     return builder(args)
 
 
-def _is_size(value: object) -> bool:
+def _is_size(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < 1 << 63
 
 
 def _sizes(value: object) -> Shape:
-    if not isinstance(value, tuple) or len(value) > _MAX_DIMS:
+    if not isinstance(value, tuple) or len(value) > _MAX_DIMS or not all(map(_is_size, value)):
         raise Malformed("a shape that is no list of sizes")
-    if not all(_is_size(size) for size in value):
-        raise Malformed("a shape that is no list of sizes")
-    return tuple(value)
+    return value
 
 
 def _tensor(args: Args, dtype: object, bits: object = None) -> object:
     if not isinstance(args[0], StorageRef) or not _is_size(args[1]):
         raise Malformed("a tensor record of the wrong form")
-    offset = args[1]
-    assert isinstance(offset, int)
+    storage, offset = args[0], args[1]
     shape, strides = _sizes(args[2]), _sizes(args[3])
     if len(shape) != len(strides):
         raise Malformed("a tensor with more sizes than strides, or fewer")
-    storage = args[0]
     if dtype is None:
         dtype = storage.dtype
     elif isinstance(dtype, Global) and dtype.module == "torch":
@@ -150,24 +146,12 @@ def _tensor(args: Args, dtype: object, bits: object = None) -> object:
         raise Malformed("a tensor without an element type")
     if dtype not in BY_TORCH_NAME:
         return UnusableTensor(f"of element type torch.{dtype}")
-    if args[4:5] == (True,) and not _is_differentiable(dtype):
+    if args[4:5] == (True,) and BY_TORCH_NAME[dtype].kind not in ("float", "float8", "complex"):
         raise Malformed(f"a tensor of {dtype} with gradients")
     if bits is not None and not isinstance(bits, dict):
         raise Malformed("a tensor record of the wrong form")
-    flags = bits or {}
-    return TensorRef(
-        storage,
-        dtype,
-        offset,
-        shape,
-        strides,
-        conj=flags.get("conj") is True,
-        neg=flags.get("neg") is True,
-    )
-
-
-def _is_differentiable(dtype: str) -> bool:
-    return BY_TORCH_NAME[dtype].kind in ("float", "float8", "complex")
+    conj, neg = ((bits or {}).get(flag) is True for flag in ("conj", "neg"))
+    return TensorRef(storage, dtype, offset, shape, strides, conj, neg)
 
 
 def _tensor_v1(args: Args) -> object:
@@ -176,16 +160,15 @@ def _tensor_v1(args: Args) -> object:
     return _tensor(args, None)
 
 
-def _tensor_v2(args: Args) -> object:
-    if len(args) not in (6, 7) or type(args[4]) is not bool:
+def _tensor_v2(args: Args, *, typed: bool = False) -> object:
+    # (storage, offset, sizes, strides, requires_grad, hooks[, element type][, bits])
+    if len(args) - typed not in (6, 7) or type(args[4]) is not bool:
         raise Malformed("a tensor record of the wrong form")
-    return _tensor(args, None, args[6] if len(args) > 6 else None)
+    return _tensor(args, args[6] if typed else None, *args[6 + typed :])
 
 
 def _tensor_v3(args: Args) -> object:
-    if len(args) not in (7, 8) or type(args[4]) is not bool:
-        raise Malformed("a tensor record of the wrong form")
-    return _tensor(args, args[6], args[7] if len(args) > 7 else None)
+    return _tensor_v2(args, typed=True)
 
 
 def _parameter(args: Args) -> object:

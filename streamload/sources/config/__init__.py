@@ -1,0 +1,1 @@
+"""The configuration in the files beside a checkpoint."""

@@ -1,0 +1,89 @@
+"""Safetensors: one file, or several under an index.
+
+Extents come from our own strict header reader, single tensors from safetensors' ``safe_open``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from streamload.core.errors import ReadError
+from streamload.core.specs import Catalog, TensorSpec
+from streamload.sources.block_source import BlockSource, read_each, refuse_repeats
+from streamload.sources.files import OpenFile
+from streamload.sources.safetensors.header import is_encodable, read_header
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["SafetensorsSource", "open_safetensors"]
+
+
+def open_safetensors(paths: Sequence[str], *, given: str) -> SafetensorsSource:
+    """Open all of ``paths`` as one checkpoint; every file at fault is listed.
+
+    Args:
+        paths: the files, in order.
+        given: the path the user gave, for messages.
+
+    Raises:
+        CheckpointError: a file is damaged, or a tensor is in two files.
+    """
+    with ExitStack() as opened:
+        parts = read_each(paths, lambda file: (file, read_header(file)), opened, given=given)
+        refuse_repeats([catalog for _, catalog in parts], given=given)
+        opened.pop_all()
+    return SafetensorsSource(given, parts)
+
+
+class SafetensorsSource(BlockSource):
+    """A safetensors checkpoint of one or more files."""
+
+    def __init__(self, path: str, parts: Sequence[tuple[OpenFile, Catalog]]) -> None:
+        super().__init__(path, [file for file, _ in parts])
+        catalogs = [catalog for _, catalog in parts]
+        self.catalog = Catalog(
+            {name: spec for catalog in catalogs for name, spec in catalog.tensors.items()},
+            # Where files differ, the first one's entry stands.
+            {key: text for catalog in catalogs[::-1] for key, text in catalog.metadata.items()},
+        )
+        self._readers: dict[str, Any] = {}
+
+    def tensor(self, name: str) -> torch.Tensor:
+        from safetensors import SafetensorError
+
+        spec = self.catalog[name]
+        if not is_encodable(spec.file):  # ``safe_open`` refuses such paths
+            return self._read(spec)
+        self._files[spec.file].check_unchanged()
+        try:
+            values: torch.Tensor = self._reader(spec.file).get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ReadError(str(error), path=spec.file, tensor=name) from error
+        return values
+
+    def _read(self, spec: TensorSpec) -> torch.Tensor:
+        import torch
+
+        from streamload.sources.blocks import bytes_of, torch_dtype
+
+        assert spec.extent is not None
+        values = torch.empty(spec.shape, dtype=torch_dtype(spec.dtype))
+        self.read_into(spec.extent, bytes_of(values), tensor=spec.name)
+        return values
+
+    def _reader(self, path: str) -> Any:
+        """``safe_open`` of one file, kept: it reads the whole header each time it is opened."""
+        from safetensors import safe_open
+
+        if path not in self._readers:
+            # The pread backend gives aligned copies; the mapping one may hand out odd addresses
+            # and dies with the file if that is cut meanwhile.
+            self._readers[path] = safe_open(path, framework="pt", backend="pread")
+        return self._readers[path]
+
+    def close(self) -> None:
+        self._readers.clear()
+        super().close()
