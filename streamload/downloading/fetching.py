@@ -19,7 +19,7 @@ from typing import Any
 
 from streamload import __version__
 from streamload.core.errors import DownloadError, WriteError
-from streamload.saving.atomic import translated
+from streamload.saving.atomic import put_in_place, translated
 
 __all__ = ["Fetched", "Progress", "fetch"]
 
@@ -270,7 +270,7 @@ class _Part:
         """Give the whole file its name."""
         with translated(self.path):
             os.fsync(self._descriptor)
-            os.replace(self._part, self.path)
+            put_in_place(self._part, self.path)
         with suppress(OSError):
             os.unlink(self._note)
 

@@ -10,15 +10,10 @@ from contextlib import suppress
 from streamload.core.errors import CheckpointError, WriteError
 from streamload.engine.execute import Execution, Progress
 from streamload.planning.records import Plan
-from streamload.saving.atomic import (
-    StagedFile,
-    StagedFolder,
-    check_space,
-    remove_leftovers,
-    translated,
-)
+from streamload.saving.atomic import StagedFile, committing, staged_file, translated
 from streamload.saving.file_layout import NewFile, index_text, lay_out
 from streamload.saving.pipeline import Place, fill
+from streamload.saving.staged_folder import StagedFolder
 from streamload.sources.base import Source
 from streamload.sources.index import read_index
 
@@ -60,21 +55,12 @@ def write_checkpoint(
 def _write_file(
     plan: Plan, source: Source, path: str, progress: Progress | None
 ) -> tuple[Execution, list[str]]:
-    folder, name = os.path.split(path)
     if os.path.isdir(path):
         raise WriteError("is a folder", path=path)
-    with translated(path):
-        os.makedirs(folder or os.curdir, exist_ok=True)
-    remove_leftovers(folder or os.curdir)
+    name = os.path.basename(path)
     (layout,) = lay_out(plan.tensors, name)
-    check_space(folder or os.curdir, layout.nbytes, path=path)
-    file = StagedFile(path)
-    try:
+    with committing(staged_file(path, layout.nbytes)) as file:
         run = _fill_files(plan, source, [(layout, file)], progress)
-        file.commit()
-    except BaseException:
-        file.discard()
-        raise
     return run, [name]
 
 
@@ -95,23 +81,16 @@ def _write_folder(
         # A reader must never meet shards of two sets under one name.
         token = secrets.token_hex(4)
         layouts = lay_out(plan.tensors, _FILE, max_shard_bytes=max_shard_bytes, token=token)
-    folder = StagedFolder(path)
-    try:
-        check_space(folder.folder, sum(f.nbytes for f in layouts), path=path)
-        alone = len(layouts) == 1
+    alone = len(layouts) == 1
+    with committing(StagedFolder(path, nbytes=sum(f.nbytes for f in layouts))) as folder:
         staged = [(f, folder.add(f.name, seals=alone)) for f in layouts]
         run = _fill_files(plan, source, staged, progress)
-        if len(layouts) > 1:
-            total = sum(t.nbytes for t in plan.tensors)
-            folder.add(_INDEX, seals=True).write(index_text(layouts, total), 0)
+        if not alone:
+            folder.add(_INDEX, seals=True).write(index_text(layouts), 0)
         for name, text in extras.items():
             folder.add(name).write(text, 0)
-        folder.commit()
-    except BaseException:
-        folder.discard()
-        raise
     names = [f.name for f in layouts]
-    _remove_stale(path, old, {*names, *([_INDEX] if len(layouts) > 1 else [])})
+    _remove_stale(path, old, {*names, *([] if alone else [_INDEX])})
     return run, names
 
 

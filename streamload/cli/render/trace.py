@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamload.core.errors import MissingExtraError, printable
-from streamload.saving.atomic import StagedFile
+from streamload.saving.atomic import StagedFile, committing
 from streamload.system.memory import PeakSampler
 
 if TYPE_CHECKING:
@@ -110,13 +110,8 @@ class Trace:
         """
         made = self.to_dict(report)
         data = _picture(made) if path.lower().endswith(".png") else json.dumps(made).encode()
-        staged = StagedFile(path)
-        try:
-            staged.write(data, 0)
-            staged.commit()
-        except BaseException:
-            staged.discard()
-            raise
+        with committing(StagedFile(path)) as file:
+            file.write(data, 0)
 
 
 def _picture(trace: dict[str, Any]) -> bytes:

@@ -26,7 +26,7 @@ from streamload.core.specs import StridedCopy, contiguous_strides, numel
 from streamload.engine.execute import Execution
 from streamload.planning import MappedView, Plan, PlannedTensor
 from streamload.planning.needed_memory import needed_bytes, staging_bytes
-from streamload.saving.atomic import StagedFile, check_space, remove_leftovers, translated
+from streamload.saving.atomic import StagedFile, committing, staged_file
 from streamload.saving.cache.folder import (
     ENDING,
     METADATA_KEY,
@@ -170,10 +170,6 @@ def _write(entry: Entry, run: Execution) -> int:
     for tensor in tensors:
         if why := name_fault(tensor.name):
             raise WriteError(why, path=entry.path, tensor=tensor.name)
-    folder = os.path.dirname(entry.path)
-    with translated(folder):
-        os.makedirs(folder, exist_ok=True)
-    remove_leftovers(folder)
     sums = {t.name: "0" * 8 for t in tensors}
     facts = {
         "version": VERSION,
@@ -186,19 +182,13 @@ def _write(entry: Entry, run: Execution) -> int:
         "crc32": sums,
     }
     (layout,) = lay_out(tensors, "entry", metadata={METADATA_KEY: json.dumps(facts)})
-    check_space(folder, layout.nbytes)
-    file = StagedFile(entry.path)
-    try:
+    with committing(staged_file(entry.path, layout.nbytes)) as file:
         for name, offset in layout.offsets.items():
             sums[name] = f"{_write_tensor(file, run.tensors[name], offset):08x}"
         # Sums are of one width, so that the header with them is as long as the one without.
         (final,) = lay_out(tensors, "entry", metadata={METADATA_KEY: json.dumps(facts)})
         assert final.offsets == layout.offsets, "checksums do not move the data"
         file.write(final.header, 0)
-        file.commit()
-    except BaseException:
-        file.discard()
-        raise
     return layout.nbytes
 
 
