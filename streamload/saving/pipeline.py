@@ -1,4 +1,4 @@
-"""Fills new files from a plan: slabs are made by the engine's workers, then written, in turns.
+"""Fills new files from a plan: chunks are made by the engine's workers, then written, in turns.
 
 While one staging buffer is written, the next is filled; nothing else of the model is in memory.
 """
@@ -8,15 +8,14 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from streamload.core.dtypes import BY_NAME
-from streamload.engine.execute import Execution, Progress, execute
+from streamload.engine.execute import Execution, Progress
 from streamload.engine.lanes.cpu import CpuLane, CpuWorker
-from streamload.engine.output_chunks import OutputChunk, batches
+from streamload.engine.output_chunks import OutputChunk, batches, execute_chunks
 from streamload.planning.records import Plan, PlannedTensor
 from streamload.saving.atomic import StagedFile
 from streamload.sources.base import Source
@@ -52,38 +51,42 @@ def fill(
         WriteError, ReadError, CheckpointError: the caller discards the files.
     """
     total = sum(t.nbytes for t in plan.tensors)
-    run = Execution()
+    totals = Execution()
     workers: list[CpuWorker] = []
     buffers = (_Staging(workers), _Staging(workers))
     writer = _Writer()
     try:
         for turn, batch in enumerate(batches(plan.tensors, OUTPUT_CHUNK_BYTES)):
             staging = buffers[turn % 2]
-            made = _make(plan, source, batch, staging, run)
-            writer.start([(places[s.name], s, made[key]) for key, s in _keyed(batch)])
+            staging.begin(batch)
+            run = execute_chunks(plan, source, batch, staging)
+            writer.start([(places[c.name], c, run.tensors[c.key]) for c in batch])
+            totals.bytes_read += run.bytes_read
+            totals.bytes_written += run.bytes_written
+            totals.notices += run.notices
             if progress is not None:
-                progress(run.bytes_written, total, batch[-1].name)
+                progress(totals.bytes_written, total, batch[-1].name)
     finally:
         writer.join()
     writer.raise_if_failed()
-    run.notices = _of_whole_tensors(run.notices)
-    return run
+    totals.notices = _of_whole_tensors(totals.notices)
+    return totals
 
 
-_CHUNK_KEY = re.compile(r"\\x00\d+(?=['\"])")  # as repr shows the names that ``_keyed`` makes
+_CHUNK_KEY = re.compile(r"\\x00\d+(?=['\"])")  # as repr shows an ``OutputChunk.key``
 _OVERFLOW = re.compile(r"(?P<name>.+): (?P<count>\d+) (?P<rest>finite values overflow .+)")
 
 
 def _of_whole_tensors(notices: Sequence[str]) -> list[str]:
-    """What was noticed slab by slab, told of tensors: their own names, counts added up."""
+    """What was noticed chunk by chunk, told of whole tensors: their own names, counts added up."""
     counts: Counter[tuple[str, str]] = Counter()
     for notice in notices:
         text = _CHUNK_KEY.sub("", notice)
         found = _OVERFLOW.fullmatch(text)
-        key, count = (
-            ((found["name"], found["rest"]), int(found["count"])) if found else ((text, ""), 0)
-        )
-        counts[key] += count
+        if found is None:
+            counts[text, ""] += 0
+        else:
+            counts[found["name"], found["rest"]] += int(found["count"])
     return [f"{name}: {count} {rest}" if rest else name for (name, rest), count in counts.items()]
 
 
@@ -100,8 +103,9 @@ class _Staging(CpuLane):
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
-    def begin(self, needed_bytes: int) -> None:
-        """Start over with room for ``needed_bytes``."""
+    def begin(self, batch: Sequence[OutputChunk]) -> None:
+        """Start over with room for a batch."""
+        needed_bytes = sum(_aligned(chunk.planned.nbytes) for chunk in batch)
         self._used = 0
         if self._buffer.numel() < needed_bytes:
             self._buffer = torch.empty(0, dtype=torch.uint8)
@@ -118,8 +122,12 @@ class _Staging(CpuLane):
         """The next free part of the buffer, aligned to 64 bytes."""
         dtype: torch.dtype = getattr(torch, BY_NAME[tensor.dtype].torch_name or "")
         part = self._buffer[self._used : self._used + tensor.nbytes].view(dtype)
-        self._used += -(-tensor.nbytes // 64) * 64
+        self._used += _aligned(tensor.nbytes)
         return part
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // 64) * 64
 
 
 class _KeptWorker(CpuWorker):
@@ -132,28 +140,6 @@ class _KeptWorker(CpuWorker):
     def close(self) -> None:
         """Wait among the idle."""
         self._idle.append(self)
-
-
-def _keyed(batch: Iterable[OutputChunk]) -> list[tuple[str, OutputChunk]]:
-    """OutputChunks under names that are unique in the batch."""
-    return [(f"{chunk.name}\0{chunk.start}", chunk) for chunk in batch]
-
-
-def _make(
-    plan: Plan, source: Source, batch: list[OutputChunk], staging: _Staging, run: Execution
-) -> dict[str, torch.Tensor]:
-    """All slabs of a batch, by key, in ``staging``."""
-    tensors = tuple(replace(chunk.planned, name=key) for key, chunk in _keyed(batch))
-    names = {name for tensor in tensors for name in tensor.sources}
-    # The order of the files is kept: it is what reads ahead.
-    order = names if len(names) < 64 else [n for n in plan.stored if n in names]
-    part = replace(plan, tensors=tensors, comparisons=(), stored={n: plan.stored[n] for n in order})
-    staging.begin(sum(-(-t.nbytes // 64) * 64 for t in tensors))
-    made = execute(part, source, staging)
-    run.bytes_read += made.bytes_read
-    run.bytes_written += made.bytes_written
-    run.notices += made.notices
-    return made.tensors
 
 
 class _Writer:

@@ -68,16 +68,7 @@ class VerifyReport:
             "tensors": self.tensors,
             "non_finite": [{"name": v.name, "nan": v.nan, "inf": v.inf} for v in self.non_finite],
             "all_zero": list(self.all_zero),
-            "digests": [
-                {
-                    "what": printable(d.what),
-                    "kind": d.kind,
-                    "expected": d.expected,
-                    "found": d.found,
-                    "ok": d.ok,
-                }
-                for d in self.digests
-            ],
+            "digests": [d.to_dict() for d in self.digests],
             "differences": [d.to_dict() for d in self.differences],
             "only_here": list(self.only_here),
             "only_there": list(self.only_there),
