@@ -11,9 +11,9 @@ import re
 
 from streamload.core.errors import CheckpointNotFoundError
 
-__all__ = ["find_in_hub_cache", "is_hub_name"]
+__all__ = ["HUB_NAME", "find_in_hub_cache", "is_hub_name"]
 
-_NAME = re.compile(r"hf:(?:(?P<org>[\w.-]+)/)?(?P<name>[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+HUB_NAME = re.compile(r"hf:(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?")
 
 
 def is_hub_name(path: str) -> bool:
@@ -37,14 +37,12 @@ def find_in_hub_cache(path: str) -> str:
     Raises:
         CheckpointNotFoundError: the name is malformed, or that revision is not in the cache.
     """
-    match = _NAME.fullmatch(path)
-    parts = match.group("org", "name", "revision") if match else (None, None, None)
-    org, name, revision = parts
-    if not name or any(part in (".", "..") for text in parts if text for part in text.split("/")):
+    match = HUB_NAME.fullmatch(path)
+    parts = re.split("[/@]", path.removeprefix("hf:"))
+    if match is None or "." in parts or ".." in parts:
         raise CheckpointNotFoundError("expected hf:ORG/NAME or hf:ORG/NAME@REVISION", path=path)
-    repository = "--".join(part for part in ("models", org, name) if part)
-    folder = os.path.join(cache_folder(), repository)
-    wanted = revision or "main"
+    folder = os.path.join(cache_folder(), "--".join(("models", *match["repo"].split("/"))))
+    wanted = match["revision"] or "main"
     commit = _read_reference(os.path.join(folder, "refs", wanted)) or wanted
     snapshot = os.path.join(folder, "snapshots", commit)
     if re.fullmatch(r"[\w.-]+", commit) and commit not in (".", "..") and os.path.isdir(snapshot):
