@@ -122,7 +122,7 @@ def download(
 
 
 def neox_folder(data: str) -> str:
-    """GPT-NeoX-20B in a data folder: ``neox_fast`` (a faster disk) if that exists, else ``neox``."""
+    """GPT-NeoX-20B in a data folder: ``neox_fast`` (a faster disk) if it exists, else ``neox``."""
     fast = os.path.join(data, "neox_fast")
     return fast if os.path.isdir(fast) else os.path.join(data, "neox")
 
