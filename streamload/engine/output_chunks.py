@@ -59,7 +59,10 @@ def execute_chunks(
     # Many are taken in the order of the files, which is what reads ahead.
     order = names if len(names) < 64 else [name for name in plan.stored if name in names]
     stored = {name: plan.stored[name] for name in order}
-    return execute(replace(plan, tensors=tensors, comparisons=(), stored=stored), source, lane)
+    run = execute(replace(plan, tensors=tensors, comparisons=(), stored=stored), source, lane)
+    targets = {chunk.key: chunk.name for chunk in chunks}
+    run.findings = [replace(f, tensor=targets.get(f.tensor, f.tensor)) for f in run.findings]
+    return run
 
 
 def _chunks(tensor: PlannedTensor, budget_bytes: int) -> Iterator[OutputChunk]:

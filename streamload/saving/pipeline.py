@@ -5,14 +5,13 @@ While one staging buffer is written, the next is filled; nothing else of the mod
 
 from __future__ import annotations
 
-import re
 import threading
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from streamload.core.dtypes import BY_NAME
+from streamload.core.findings import added_up
 from streamload.engine.execute import Execution, Progress
 from streamload.engine.lanes.cpu import CpuLane, CpuWorker
 from streamload.engine.output_chunks import OutputChunk, batches, execute_chunks
@@ -63,31 +62,14 @@ def fill(
             writer.start([(places[c.name], c, run.tensors[c.key]) for c in batch])
             totals.bytes_read += run.bytes_read
             totals.bytes_written += run.bytes_written
-            totals.notices += run.notices
+            totals.findings += run.findings
             if progress is not None:
                 progress(totals.bytes_written, total, batch[-1].name)
     finally:
         writer.join()
     writer.raise_if_failed()
-    totals.notices = _of_whole_tensors(totals.notices)
+    totals.findings = added_up(totals.findings)
     return totals
-
-
-_CHUNK_KEY = re.compile(r"\\x00\d+(?=['\"])")  # as repr shows an ``OutputChunk.key``
-_OVERFLOW = re.compile(r"(?P<name>.+): (?P<count>\d+) (?P<rest>finite values overflow .+)")
-
-
-def _of_whole_tensors(notices: Sequence[str]) -> list[str]:
-    """What was noticed chunk by chunk, told of whole tensors: their own names, counts added up."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for notice in notices:
-        text = _CHUNK_KEY.sub("", notice)
-        found = _OVERFLOW.fullmatch(text)
-        if found is None:
-            counts[text, ""] += 0
-        else:
-            counts[found["name"], found["rest"]] += int(found["count"])
-    return [f"{name}: {count} {rest}" if rest else name for (name, rest), count in counts.items()]
 
 
 class _Staging(CpuLane):

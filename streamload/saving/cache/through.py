@@ -7,8 +7,8 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -20,12 +20,13 @@ from streamload.core.errors import (
     WriteError,
     printable,
 )
+from streamload.core.findings import Finding
 from streamload.core.options import Settings
-from streamload.core.report import MemoryReport, format_bytes
 from streamload.core.specs import StridedCopy, contiguous_strides, numel
+from streamload.core.wording import format_bytes
 from streamload.engine.execute import Execution
 from streamload.planning import MappedView, Plan, PlannedTensor
-from streamload.planning.needed_memory import needed_bytes, staging_bytes
+from streamload.planning.needed_memory import needed_memory
 from streamload.saving.atomic import StagedFile, committing, staged_file
 from streamload.saving.cache.folder import (
     ENDING,
@@ -42,7 +43,7 @@ from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of
 from streamload.sources.safetensors.source import SafetensorsSource, open_safetensors
 
-__all__ = ["Entry", "cache_settings", "look_up", "store", "through_cache"]
+__all__ = ["Entry", "cache_settings", "look_up", "store"]
 
 _BLOCK_BYTES = 8 << 20
 
@@ -96,7 +97,7 @@ def look_up(plan: Plan, source: Source, settings: Settings) -> tuple[Plan, Sourc
 
 
 def store(entry: Entry, run: Execution) -> None:
-    """Write the entry if there was none, close it if there was, and tell in ``run.notices``.
+    """Write the entry if there was none, close it if there was, and tell in ``run.findings``.
 
     That it cannot be written is a notice, not a failure.
 
@@ -114,21 +115,7 @@ def store(entry: Entry, run: Execution) -> None:
             entry.notices.append(f"cache not written: {error}")
         else:
             entry.notices.append(f"cache written: {printable(entry.path)} ({format_bytes(nbytes)})")
-    run.notices += entry.notices
-
-
-def through_cache(
-    plan: Plan,
-    source: Source,
-    settings: Settings,
-    carry_out: Callable[[Plan, Source], Execution],
-) -> tuple[Plan, Execution]:
-    """``look_up``, ``carry_out``, ``store``; returns the plan that was followed and its run."""
-    plan, source, entry = look_up(plan, source, settings)
-    with closing(entry):
-        run = carry_out(plan, source)
-        store(entry, run)
-    return plan, run
+    run.findings += map(Finding, entry.notices)
 
 
 def _open(entry: Entry) -> SafetensorsSource | None:
@@ -176,9 +163,9 @@ def _write(entry: Entry, run: Execution) -> int:
         "plan": entry.plan_key,
         "files": entry.files_key,
         "source": entry.checkpoint,
-        "dtype": entry.plan.report.dtype,
+        "dtype": entry.plan.dtype,
         "written_s": time.time(),
-        "notices": run.notices,
+        "notices": [str(finding) for finding in run.findings],
         "crc32": sums,
     }
     (layout,) = lay_out(tensors, "entry", metadata={METADATA_KEY: json.dumps(facts)})
@@ -272,12 +259,10 @@ def _plan_from(plan: Plan, source: Source) -> Plan:
     tensors = tuple(_from_entry(t) for t in plan.tensors)
     stored = source.catalog.tensors
     options = replace(plan.options, mode="map", layout="contiguous")
-    memory = MemoryReport(
-        needed_bytes=needed_bytes(tensors, stored, options),
-        staging_bytes=staging_bytes(tensors, stored, options),
+    memory = needed_memory(tensors, stored, options)
+    return replace(
+        plan, tensors=tensors, comparisons=(), options=options, stored=stored, memory=memory
     )
-    report = replace(plan.report, mode="map", layout="contiguous", memory=memory)
-    return Plan(tensors, (), report, options, stored)
 
 
 def _from_entry(tensor: PlannedTensor) -> PlannedTensor:
