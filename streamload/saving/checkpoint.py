@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from streamload.core.errors import CheckpointError, WriteError
+from streamload.core.report import ExportReport, MemoryReport
 from streamload.engine.execute import Execution, Progress
 from streamload.planning.records import Plan
 from streamload.saving.atomic import StagedFile, committing, staged_file, translated
@@ -16,8 +17,9 @@ from streamload.saving.pipeline import Place, fill
 from streamload.saving.staged_folder import StagedFolder
 from streamload.sources.base import Source
 from streamload.sources.index import read_index
+from streamload.system.memory import PeakSampler
 
-__all__ = ["write_checkpoint"]
+__all__ = ["peak_memory", "write_checkpoint"]
 
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -31,7 +33,7 @@ def write_checkpoint(
     extras: Mapping[str, bytes],
     max_shard_bytes: int | None = None,
     progress: Progress | None = None,
-) -> tuple[Execution, list[str]]:
+) -> ExportReport:
     """Write a plan's tensors as a checkpoint; on any exception what was there is whole.
 
     Args:
@@ -43,13 +45,33 @@ def write_checkpoint(
         progress: see ``fill``.
 
     Returns:
-        What was done, and the names of the files with tensors.
+        What was written; the caller adds names, time and memory.
     """
     if path.lower().endswith(".safetensors"):
         if max_shard_bytes is not None:
             raise ValueError("max_shard_bytes needs a folder, not one file")
-        return _write_file(plan, source, path, progress)
-    return _write_folder(plan, source, path, extras, max_shard_bytes, progress)
+        run, files = _write_file(plan, source, path, progress)
+    else:
+        run, files = _write_folder(plan, source, path, extras, max_shard_bytes, progress)
+    return ExportReport(
+        path,
+        tuple(files),
+        plan.ledger,
+        plan.dtype,
+        notices=run.notices,
+        bytes_read=run.bytes_read,
+        bytes_written=run.bytes_written,
+    )
+
+
+def peak_memory(sampler: PeakSampler) -> MemoryReport:
+    """The peaks over the start of the sampling."""
+    peaks = sampler.peaks
+    return MemoryReport(
+        peak_rss_bytes=peaks.rss_bytes,
+        peak_anonymous_bytes=peaks.anonymous_bytes,
+        peak_file_bytes=peaks.file_bytes,
+    )
 
 
 def _write_file(

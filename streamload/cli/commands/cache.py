@@ -10,7 +10,7 @@ from streamload.cli.options import common_options
 from streamload.cli.render.tables import columns, say
 from streamload.core.errors import printable
 from streamload.core.report import format_bytes
-from streamload.saving.cache.folder import (
+from streamload.saving.cache.entries import (
     CacheEntry,
     cache_folder,
     clear_cache,

@@ -28,7 +28,7 @@ from streamload.engine.execute import Execution
 from streamload.planning import MappedView, Plan, PlannedTensor
 from streamload.planning.needed_memory import needed_memory
 from streamload.saving.atomic import StagedFile, committing, staged_file
-from streamload.saving.cache.folder import (
+from streamload.saving.cache.entries import (
     ENDING,
     METADATA_KEY,
     VERSION,
