@@ -90,12 +90,12 @@ def download(
         base_url: of ``neox-20b``, whose list of files lies below it; default:
             ``$STREAMLOAD_NEOX_URL``.
         layers: of ``neox-20b``, only these blocks and what is outside of blocks.
-        attempts: of ``neox-20b``, tries in a row that bring nothing new before it is given up.
-        pause_s: between such tries; doubled from try to try.
+        attempts: of ``neox-20b``; give up after this many in a row that bring nothing new.
+        pause_s: between such attempts; doubled each time.
         progress: called as progress(done_bytes, total_bytes, file name).
 
     Raises:
-        DownloadError: a server refuses or breaks off; what arrived is kept.
+        DownloadError: the server refuses or breaks off; what arrived is kept.
         MissingExtraError: ``huggingface_hub`` is not installed.
         WriteError: the disk is full, or the folder cannot be written.
         ValueError: ``what`` is none of these, or there is no base address.
@@ -164,7 +164,7 @@ def _neox(
         except DownloadError as error:
             if name in needed:
                 raise
-            notices.append(f"left out, and not needed to load it: {error}")
+            notices.append(f"left out (not needed for loading): {error}")
     return DownloadReport(
         folder,
         folder,
@@ -204,7 +204,7 @@ def _from_hub(
             )
         absent = sorted(set(files) - set(names))
         if absent:
-            raise DownloadError(f"its index names files that are absent: {absent[:4]}", path=what)
+            raise DownloadError(f"its index names files that are missing: {absent[:4]}", path=what)
         where = huggingface_hub.snapshot_download(
             allow_patterns=[glob.escape(name) for name in files], **chosen, **bars
         )

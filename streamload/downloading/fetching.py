@@ -197,17 +197,21 @@ class _Part:
             if total == start and self._known.total in (-1, total):
                 return  # all of it was there already
             self._restart()
-            raise _BrokenError(f"the server has {total} bytes, {start} were here: started over")
+            raise _BrokenError(
+                f"the server has {total} bytes, {start} were here already: started over"
+            )
         text = f"the server answers {status} {reason}"
         if status in _MAY_PASS:
             raise _BrokenError(text)
-        raise DownloadError(f"{text}; nothing was fetched from there", path=self.url) from error
+        raise DownloadError(f"{text}; nothing was fetched", path=self.url) from error
 
     def _take(self, answer: Any, start: int) -> None:
         """Write the answer's body behind what is there."""
         headers = answer.headers
         if headers.get("Content-Encoding", "identity") != "identity":
-            raise DownloadError("the server sends it compressed, unasked", path=self.url)
+            raise DownloadError(
+                "the server sends the file compressed, which was not asked for", path=self.url
+            )
         kind = headers.get_content_type()
         if kind == "text/html" and not self.path.endswith((".html", ".htm")):
             raise DownloadError("the server sends a web page, not the file", path=self.url)

@@ -130,14 +130,14 @@ def _fill_files(
 
 
 def _refuse_foreign_index(folder: str) -> None:
-    """An index of another name would go on deciding what the folder holds."""
+    """An index of another name would still decide which files a reader opens."""
     if not os.path.isdir(folder):
         return
     names = [n for n in os.listdir(folder) if n.lower().endswith(".safetensors.index.json")]
     foreign = sorted(n for n in names if n != _INDEX and not n.startswith("."))
     if foreign:
         raise WriteError(
-            f"holds {foreign[0]!r}, which readers would take instead of the new files; choose "
+            f"holds {foreign[0]!r}, which readers would follow instead of the new files; choose "
             "another folder",
             path=folder,
         )
@@ -146,7 +146,7 @@ def _refuse_foreign_index(folder: str) -> None:
 def _old_files(folder: str) -> list[str]:
     """The files of an older export in ``folder``: its index first, then what it names.
 
-    The index may be anybody's: nothing but safetensors files of the folder itself is believed.
+    The index may be anybody's: only safetensors files of the folder itself are believed.
     """
     index = os.path.join(folder, _INDEX)
     if not os.path.isfile(index):

@@ -59,9 +59,9 @@ def convert(
 
     Raises:
         CheckpointError: the source cannot be used, or its tied weights differ.
-        PlanError: tensors are missing, unknown, misshapen, or nothing that safetensors can hold.
+        PlanError: tensors are missing, unknown, misshapen, or not what safetensors can hold.
         WriteError: the disk is full, the path cannot be written, or the folder has an index of
-            another name, which would go on deciding what it holds.
+            another name, which readers would still follow.
     """
     if names not in ("published", "local"):
         raise ValueError(f"names must be 'published' or 'local', not {names!r}")

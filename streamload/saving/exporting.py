@@ -54,7 +54,7 @@ def export(
         PlanError: a parameter has no published name, holds no data, or is nothing that
             safetensors can hold.
         WriteError: the disk is full, the path cannot be written, or the folder has an index of
-            another name, which would go on deciding what it holds.
+            another name, which readers would still follow.
     """
     start_s = time.perf_counter()
     options = settings_from({"dtype": dtype})

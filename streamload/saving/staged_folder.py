@@ -23,11 +23,11 @@ class StagedFolder:
 
     A folder that is not there yet appears whole, by one rename. In an existing one the files are
     renamed one by one in the order they were added. The one that seals the set is what makes
-    readers see it, so an index goes behind its shards; what fails before it takes all back.
+    readers see it, so an index goes behind its shards; a failure before it takes everything back.
 
     Args:
         path: of the folder.
-        nbytes: how much is going to be written, at most about.
+        nbytes: about how much will be written.
         durable: see StagedFile.
 
     Raises:

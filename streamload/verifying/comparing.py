@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ class Difference:
         detail: one readable line.
         elements: how many differ; ``first`` is the index of the first.
         largest: the largest difference of finite values; None where there is none.
+        dtypes: of both sides, by their safetensors names, if these differ.
     """
 
     name: str
@@ -51,10 +53,13 @@ class Difference:
     elements: int = 0
     first: Shape = ()
     largest: float | None = None
+    dtypes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As ``--json`` prints it."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        fields = asdict(self)
+        del fields["dtypes"]  # in ``detail`` already
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}
 
 
 @dataclass
@@ -221,13 +226,14 @@ def _cut_alike(
 
 
 def _unlike(one: PlannedTensor, two: PlannedTensor) -> Difference | None:
-    kind, detail = "", ""
+    """How shapes or dtypes differ; None if values can be compared."""
+    unlike = partial(Difference, one.name, one.sources, two.sources)
     if one.shape != two.shape:
-        kind, detail = "shape", f"shape {list(one.shape)} against {list(two.shape)}"
-    elif one.dtype != two.dtype:
+        return unlike("shape", f"shape {list(one.shape)} against {list(two.shape)}")
+    if one.dtype != two.dtype:
         names = [BY_NAME[t.dtype].torch_name for t in (one, two)]
-        kind, detail = "dtype", f"{names[0]} against {names[1]}"
-    return Difference(one.name, one.sources, two.sources, kind, detail) if kind else None
+        return unlike("dtype", f"{names[0]} against {names[1]}", dtypes=(one.dtype, two.dtype))
+    return None
 
 
 @dataclass

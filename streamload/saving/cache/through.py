@@ -50,7 +50,7 @@ _BLOCK_BYTES = 8 << 20
 
 @dataclass
 class Entry:
-    """Where one load's converted copy is or will be.
+    """Where a load's converted copy is or will be.
 
     Attributes:
         plan: the load from the checkpoint itself.
