@@ -6,137 +6,80 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+# For type checkers, to whom "as" says that a name is public. isort would give each a line.
+# isort: off
 if TYPE_CHECKING:
     from streamload.core.errors import (
-        CheckpointError,
-        CheckpointNotFoundError,
-        DownloadError,
-        MemoryBudgetError,
-        MissingExtraError,
-        PlanError,
-        ReadError,
-        StreamloadError,
-        WriteError,
+        CheckpointError as CheckpointError,
+        CheckpointNotFoundError as CheckpointNotFoundError,
+        DownloadError as DownloadError,
+        MemoryBudgetError as MemoryBudgetError,
+        MissingExtraError as MissingExtraError,
+        PlanError as PlanError,
+        ReadError as ReadError,
+        StreamloadError as StreamloadError,
+        WriteError as WriteError,
     )
-    from streamload.core.options import LoadOptions
-    from streamload.core.report import ExportReport, LoadReport
-    from streamload.generation.sampling import generate
+    from streamload.core.options import LoadOptions as LoadOptions
+    from streamload.core.report import ExportReport as ExportReport, LoadReport as LoadReport
+    from streamload.generation.sampling import generate as generate
     from streamload.loading.calls import (
-        Loaded,
-        load,
-        load_into,
-        load_state_dict,
-        plan,
+        Loaded as Loaded,
+        load as load,
+        load_into as load_into,
+        load_state_dict as load_state_dict,
+        plan as plan,
     )
-    from streamload.loading.iterating import iter_tensors
-    from streamload.mapping.registry import mapping_for
-    from streamload.mapping.rules import NameMap, Rule
+    from streamload.loading.iterating import iter_tensors as iter_tensors
+    from streamload.mapping.registry import mapping_for as mapping_for
+    from streamload.mapping.rules import NameMap as NameMap, Rule as Rule
     from streamload.mapping.transforms import (
-        Chain,
-        Concat,
-        HeadSplit,
-        Identity,
-        Interleaved,
-        Mean,
-        Permute,
-        Split,
-        Sum,
-        Transpose,
+        Chain as Chain,
+        Concat as Concat,
+        HeadSplit as HeadSplit,
+        Identity as Identity,
+        Interleaved as Interleaved,
+        Mean as Mean,
+        Permute as Permute,
+        Split as Split,
+        Sum as Sum,
+        Transpose as Transpose,
     )
-    from streamload.module.empty_weights import empty_weights
-    from streamload.planning.records import Plan
-    from streamload.saving.converting import convert
-    from streamload.saving.exporting import export
-    from streamload.sources.base import Source
-    from streamload.sources.detect import open_checkpoint
-    from streamload.sources.in_memory import MemorySource
+    from streamload.module.empty_weights import empty_weights as empty_weights
+    from streamload.planning.records import Plan as Plan
+    from streamload.saving.converting import convert as convert
+    from streamload.saving.exporting import export as export
+    from streamload.sources.base import Source as Source
+    from streamload.sources.detect import open_checkpoint as open_checkpoint
+    from streamload.sources.in_memory import MemorySource as MemorySource
+# isort: on
 
 __version__ = "0.1.0"
 
-# Public name → the module it is defined in. Imported on first use, so that listing a checkpoint
+# Module → the public names defined in it. Imported on first use, so that listing a checkpoint
 # (``open_checkpoint``, ``streamload inspect``) imports neither torch nor numpy.
 _HOMES = {
-    "saving.converting": ("convert",),
-    "core.errors": (
-        "CheckpointError",
-        "CheckpointNotFoundError",
-        "DownloadError",
-        "MemoryBudgetError",
-        "MissingExtraError",
-        "PlanError",
-        "ReadError",
-        "StreamloadError",
-        "WriteError",
-    ),
-    "saving.exporting": ("export",),
-    "generation.sampling": ("generate",),
-    "loading.iterating": ("iter_tensors",),
-    "loading.calls": ("Loaded", "load", "load_into", "load_state_dict", "plan"),
-    "mapping.registry": ("mapping_for",),
-    "mapping.rules": ("NameMap", "Rule"),
-    "mapping.transforms": (
-        "Chain",
-        "Concat",
-        "HeadSplit",
-        "Identity",
-        "Interleaved",
-        "Mean",
-        "Permute",
-        "Split",
-        "Sum",
-        "Transpose",
-    ),
-    "core.options": ("LoadOptions",),
-    "planning.records": ("Plan",),
-    "core.report": ("ExportReport", "LoadReport"),
-    "sources.base": ("Source",),
-    "sources.detect": ("open_checkpoint",),
-    "sources.in_memory": ("MemorySource",),
-    "module.empty_weights": ("empty_weights",),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-__all__ = [
-    "Chain",
-    "CheckpointError",
-    "CheckpointNotFoundError",
-    "Concat",
-    "DownloadError",
-    "ExportReport",
-    "HeadSplit",
-    "Identity",
-    "Interleaved",
-    "LoadOptions",
-    "LoadReport",
-    "Loaded",
-    "Mean",
-    "MemoryBudgetError",
-    "MemorySource",
-    "MissingExtraError",
-    "NameMap",
-    "Permute",
-    "Plan",
-    "PlanError",
-    "ReadError",
-    "Rule",
-    "Source",
-    "Split",
-    "StreamloadError",
-    "Sum",
+    "core.errors": "CheckpointError CheckpointNotFoundError DownloadError MemoryBudgetError "
+    "MissingExtraError PlanError ReadError StreamloadError WriteError",
+    "core.options": "LoadOptions",
+    "core.report": "ExportReport LoadReport",
+    "generation.sampling": "generate",
+    "loading.calls": "Loaded load load_into load_state_dict plan",
+    "loading.iterating": "iter_tensors",
+    "mapping.registry": "mapping_for",
+    "mapping.rules": "NameMap Rule",
+    "mapping.transforms": "Chain Concat HeadSplit Identity Interleaved Mean Permute Split Sum "
     "Transpose",
-    "WriteError",
-    "convert",
-    "empty_weights",
-    "export",
-    "generate",
-    "iter_tensors",
-    "load",
-    "load_into",
-    "load_state_dict",
-    "mapping_for",
-    "open_checkpoint",
-    "plan",
-]
+    "module.empty_weights": "empty_weights",
+    "planning.records": "Plan",
+    "saving.converting": "convert",
+    "saving.exporting": "export",
+    "sources.base": "Source",
+    "sources.detect": "open_checkpoint",
+    "sources.in_memory": "MemorySource",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+__all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:

@@ -16,29 +16,31 @@ from typing import Any
 
 import click
 
-from streamload.core.errors import MemoryBudgetError, PlanError, StreamloadError, printable
+from streamload.core.errors import MemoryBudgetError, PlanError, StreamloadError
+from streamload.core.wording import printable
 
-__all__ = ["as_options", "exit_code", "failure_as_dict", "failures_as_one_line", "one_line"]
+__all__ = [
+    "as_options",
+    "exit_code",
+    "failure_as_dict",
+    "failures_as_one_line",
+    "note_flag",
+    "one_line",
+    "traceback_option",
+]
 
 _MOST_LINES = 4
-# Keyword arguments as the library's messages spell them; not inside a path or a quoted name.
-_BEFORE = r"(?<![\w/.=\-'\"])"
-_FLAGS = (
-    ("force=True (--force)", "--force"),
-    ("force=True", "--force"),
-    ("cache=True", "--cache"),
-    ("check_memory=False", "--no-check-memory"),
-    ("strict=False", "--no-strict"),
-)
-_VALUES = re.compile(
-    _BEFORE + r"(dtype|mode|layout|device|ties|overflow|replicas|quantize|prefix|workers|layers|"
-    r"base_url|chunk_bytes|max_shard_bytes|top_k)=('[^']*'|[\w.:]*)"
-)
 _CLICKS_OWN = (click.ClickException, click.exceptions.Exit, click.Abort, SystemExit)
+# Keyword arguments as the library's messages spell them; not inside a path or a quoted name.
+_ARGUMENT = re.compile(
+    r"(?<![\w/.=\-'\"])(dtype|mode|layout|device|ties|overflow|replicas|quantize|prefix|workers|"
+    r"layers|base_url|chunk_bytes|max_shard_bytes|top_k|force|cache|check_memory|strict)="
+    r"(True(?: \(--force\))?|False|'[^']*'|[\w.:]*)"
+)
 
 
 def exit_code(error: BaseException) -> int | None:
-    """The process' exit code for an exception; None for one that is a fault of streamload."""
+    """The process' exit code for an exception; None for a fault of streamload itself."""
     if isinstance(error, KeyboardInterrupt):
         return 130
     if isinstance(error, (MemoryBudgetError, MemoryError)):
@@ -51,32 +53,33 @@ def exit_code(error: BaseException) -> int | None:
 
 def as_options(text: str) -> str:
     """Keyword arguments in a message as the command line spells them: ``--dtype bfloat16``."""
-    for argument, option in _FLAGS:
-        text = re.sub(_BEFORE + re.escape(argument), option, text)
-    return _VALUES.sub(_as_option, text)
+    return _ARGUMENT.sub(_as_option, text)
 
 
 def _as_option(match: re.Match[str]) -> str:
-    return f"--{match[1].replace('_', '-')} {match[2].strip(chr(39))}".rstrip()
+    name, value = match[1].replace("_", "-"), match[2].strip("'")
+    if value == "False":
+        return f"--no-{name}"
+    return f"--{name}" if not value or value.startswith("True") else f"--{name} {value}"
 
 
 def one_line(error: BaseException) -> str:
     """The message on one line, cut after the first few problems."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    text = printable_lines(error) or [type(error).__name__]
+    lines = _printable_lines(error) or [type(error).__name__]
     if isinstance(error, MemoryError):
-        text.insert(0, "out of memory:")
-    more = len(text) - _MOST_LINES
+        lines.insert(0, "out of memory:")
+    more = len(lines) - _MOST_LINES
     if more > 0:
-        text[_MOST_LINES:] = [f"… and {more} more (--json or `streamload plan` lists all)"]
-    line = text[0]
-    for part in text[1:]:
-        line += f" {part}" if line.endswith(":") else f"; {part}"
-    return as_options(line)
+        lines[_MOST_LINES:] = [f"… and {more} more (--json or `streamload plan` lists all)"]
+    text = lines[0]
+    for line in lines[1:]:
+        text += f" {line}" if text.endswith(":") else f"; {line}"
+    return as_options(text)
 
 
-def printable_lines(error: BaseException) -> list[str]:
+def _printable_lines(error: BaseException) -> list[str]:
     """The message's lines that are not empty, with what a terminal cannot show escaped."""
     lines = (" ".join(printable(line).split()) for line in str(error).split("\n"))
     return [line.rstrip(";") for line in lines if line]
@@ -85,14 +88,30 @@ def printable_lines(error: BaseException) -> list[str]:
 def failure_as_dict(error: BaseException) -> dict[str, Any]:
     """What ``--json`` prints on a failure: the report, if there is one, and the error."""
     report = error.report if isinstance(error, PlanError) else None
-    made: dict[str, Any] = {} if report is None else report.to_dict()
-    made |= {"ok": False, "error": one_line(error)}
+    facts: dict[str, Any] = {} if report is None else report.to_dict()
+    facts |= {"ok": False, "error": one_line(error)}
     if isinstance(error, MemoryBudgetError):
         names = ("needed_bytes", "available_bytes", "limit")
-        made["memory"] = {name: getattr(error, name) for name in names}
+        facts["memory"] = {name: getattr(error, name) for name in names}
     elif report is None:
-        made["problems"] = list(getattr(error, "problems", (str(error),)))
-    return made
+        facts["problems"] = list(getattr(error, "problems", (str(error),)))
+    return facts
+
+
+def note_flag(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+    """A click callback that notes a flag for ``failures_as_one_line``."""
+    if value:
+        ctx.meta[f"streamload.{param.name}"] = True
+    return value
+
+
+traceback_option = click.option(
+    "--traceback",
+    is_flag=True,
+    expose_value=False,
+    callback=note_flag,
+    help="Show the traceback of a failure.",
+)
 
 
 @contextlib.contextmanager
@@ -102,7 +121,7 @@ def failures_as_one_line(meta: Mapping[str, Any]) -> Iterator[None]:
     Errors of unknown kinds are faults of streamload itself and keep their traceback.
 
     Args:
-        meta: click's notes: ``streamload.as_json`` and ``streamload.traceback``, if given.
+        meta: click's notes, with the flags ``streamload.as_json`` and ``streamload.traceback``.
     """
     try:
         yield
@@ -124,6 +143,6 @@ def failures_as_one_line(meta: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _leave_stdout_alone() -> None:
-    """After the reader of stdout went away (``| head``): no complaint at the exit's flush."""
+    """Whoever read stdout went away (``| head``): the flush at exit must not complain."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import io
 import sys
@@ -12,18 +11,19 @@ from typing import Any
 import click
 
 from streamload import __version__
-from streamload.cli.errors import failures_as_one_line
+from streamload.cli.errors import failures_as_one_line, traceback_option
+from streamload.core.wording import suggestion
 
 __all__ = ["main"]
 
 # In the order of a first visit; a command is ``command`` in the module of its name.
 _COMMANDS = {
     "demo": "Make a small checkpoint, load it, generate, and show a refusal.",
-    "inspect": "List a checkpoint's tensors, or look into one.",
+    "inspect": "List a checkpoint's tensors, or look into one of them.",
     "plan": "Say what a load would do and need, without doing it.",
     "load": "Load a checkpoint and print the report.",
     "generate": "Continue a text or a list of tokens.",
-    "convert": "Write a checkpoint anew: cast, re-named, as safetensors.",
+    "convert": "Rewrite a checkpoint as safetensors, cast or renamed if you like.",
     "verify": "Check a checkpoint's bytes and values, or compare it with another.",
     "download": "Fetch a checkpoint from the hub, or GPT-NeoX-20B from a mirror.",
     "cache": "List, verify or clear the converted copies that --cache keeps.",
@@ -34,15 +34,13 @@ _ONLY_IN_PYTHON = {"export": "streamload.export"}
 
 
 class LazyGroup(click.Group):
-    """A group that imports ``streamload.cli.NAME`` when the command NAME is used."""
+    """A group that imports ``streamload.cli.commands.NAME`` when the command NAME is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands' names, in the order of the table."""
         del ctx
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command, or None if there is none of the name."""
         del ctx
         if cmd_name not in _COMMANDS:
             return None
@@ -53,14 +51,12 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click's; a name that is none gets a suggestion."""
         name = args[0] if args else ""
         if name and not name.startswith("-") and name not in _COMMANDS:
             ctx.fail(f"no such command {name!r}{_hint(name)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands without importing one."""
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
@@ -83,13 +79,7 @@ class LazyGroup(click.Group):
 def _hint(name: str) -> str:
     if name in _ONLY_IN_PYTHON:
         return f"; use {_ONLY_IN_PYTHON[name]} in Python"
-    close = difflib.get_close_matches(name, _COMMANDS, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _note_traceback(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    if value:
-        ctx.meta["streamload.traceback"] = True
+    return suggestion(name, _COMMANDS)
 
 
 @click.group(
@@ -98,12 +88,6 @@ def _note_traceback(ctx: click.Context, _: click.Parameter, value: bool) -> None
     epilog="Example: streamload demo. For a command's options: streamload COMMAND --help.",
 )
 @click.version_option(__version__, prog_name="streamload")
-@click.option(
-    "--traceback",
-    is_flag=True,
-    expose_value=False,
-    callback=_note_traceback,
-    help="Show the traceback of a failure.",
-)
+@traceback_option
 def main() -> None:
     """Stream large checkpoints into PyTorch models with little memory and no waiting."""

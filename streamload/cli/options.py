@@ -7,14 +7,32 @@ from typing import Any, TypeVar
 
 import click
 
-from streamload.cli.types import BLOCK_BYTES, DEVICE, DTYPE, INDICES
+from streamload.cli.errors import note_flag, traceback_option
+from streamload.cli.types import BLOCK_BYTES, BYTES, DEVICE, DTYPE, INDICES
 
-__all__ = ["common_options", "given", "load_options"]
+__all__ = [
+    "chunk_bytes_option",
+    "common_options",
+    "dtype_option",
+    "given",
+    "load_options",
+    "max_shard_bytes_option",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+dtype_option = click.option(
+    "--dtype", type=DTYPE, help="Cast floating-point tensors: bfloat16, float16, ..."
+)
+chunk_bytes_option = click.option(
+    "--chunk-bytes", type=BLOCK_BYTES, help="How much one read brings, like 4MiB."
+)
+max_shard_bytes_option = click.option(
+    "--max-shard-bytes", type=BYTES, help="Split into files of at most this size."
+)
+
 _LOAD_OPTIONS = (
-    click.option("--dtype", type=DTYPE, help="Cast floating-point tensors: bfloat16, float16, ..."),
+    dtype_option,
     click.option("--device", type=DEVICE, help="cpu, cuda:0, or MODULE=DEVICE,... [default: cpu]"),
     click.option(
         "--mode",
@@ -27,13 +45,13 @@ _LOAD_OPTIONS = (
         help="Of transposed weights. [default: contiguous when streaming, stored when mapping]",
     ),
     click.option("--workers", type=click.IntRange(min=1), help="Threads that read and cast."),
-    click.option("--chunk-bytes", type=BLOCK_BYTES, help="Size of a block, like 4MiB."),
+    chunk_bytes_option,
     click.option("--layers", type=INDICES, help="Only these blocks, like 0,1,5-7."),
-    click.option("--prefix", help="Only names under it, taken off."),
+    click.option("--prefix", help="Only names that start with it; it is removed."),
     click.option(
         "--strict/--no-strict",
         default=None,
-        help="Refuse anything missing, unexpected or misshapen. [default: strict]",
+        help="Refuse missing, unexpected or misshapen tensors. [default: strict]",
     ),
     click.option(
         "--check-memory/--no-check-memory",
@@ -43,19 +61,19 @@ _LOAD_OPTIONS = (
     click.option(
         "--ties",
         type=click.Choice(("refuse", "keep")),
-        help="If tied weights differ in the file. [default: refuse]",
+        help="What to do if tied weights differ in the file. [default: refuse]",
     ),
     click.option(
         "--overflow",
         type=click.Choice(("report", "refuse")),
-        help="If a cast makes infinities. [default: report]",
+        help="What to do if a cast makes infinities. [default: report]",
     ),
     click.option(
         "--replicas",
         type=click.Choice(("refuse", "average")),
-        help="If partitions that must agree differ. [default: refuse]",
+        help="What to do if partitions that must agree differ. [default: refuse]",
     ),
-    click.option("--cache/--no-cache", default=None, help="Keep and use a converted copy."),
+    click.option("--cache/--no-cache", default=None, help="Keep a converted copy and use it."),
     click.option(
         "--quantize",
         type=click.Choice(("int8",)),
@@ -77,23 +95,7 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def common_options(function: F) -> F:
-    """``--json``, and ``--traceback`` for those who write it after the command's name.
-
-    The command takes ``as_json``. Both are noted for the place where failures are reported.
-    """
-
-    def note(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
-        if value:
-            ctx.meta[f"streamload.{param.name}"] = True
-        return value
-
-    function = click.option(
-        "--traceback",
-        is_flag=True,
-        expose_value=False,
-        callback=note,
-        help="Show the traceback of a failure.",
-    )(function)
+    """``--json`` (the command takes ``as_json``), and ``--traceback`` after a command's name."""
     return click.option(
-        "as_json", "--json", is_flag=True, callback=note, help="Print JSON on stdout."
-    )(function)
+        "as_json", "--json", is_flag=True, callback=note_flag, help="Print JSON on stdout."
+    )(traceback_option(function))

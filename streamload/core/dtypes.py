@@ -5,6 +5,7 @@ Source of the names and sizes: the ``Dtype`` enumeration of the safetensors form
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 __all__ = ["BY_NAME", "BY_TORCH_NAME", "DType", "nbytes_of", "parse_dtype"]
@@ -77,10 +78,8 @@ _ALIASES = {
 
 def nbytes_of(dtype: DType, shape: tuple[int, ...]) -> int | None:
     """Bytes of a dense tensor of ``shape``, or None if they are not whole."""
-    bits = dtype.bits
-    for size in shape:
-        bits *= size
-    return bits // 8 if bits % 8 == 0 else None
+    nbytes, rest = divmod(dtype.bits * math.prod(shape), 8)
+    return None if rest else nbytes
 
 
 def parse_dtype(value: object) -> DType | None:

@@ -1,7 +1,7 @@
 """Every error streamload raises.
 
     StreamloadError
-    ├── CheckpointError        the files cannot be used: absent, cut, damaged, of an unknown kind
+    ├── CheckpointError        the files cannot be used: missing, cut, damaged, of an unknown kind
     │   └── CheckpointNotFoundError (also FileNotFoundError)
     ├── PlanError              file and module do not fit; ``.report`` lists every problem
     ├── MemoryBudgetError      the load would need more memory than there is
@@ -40,7 +40,7 @@ __all__ = [
 
 
 def note_overwritten(error: BaseException, names: Sequence[str]) -> None:
-    """Say in ``error`` which tensors were overwritten in place before it struck.
+    """Say in ``error`` which tensors had been overwritten in place before it was raised.
 
     Its type and arguments stay; the names are also in its attribute ``overwritten``.
     """
@@ -60,12 +60,36 @@ class StreamloadError(Exception):
         self.args = (f"{self}; {text}", *self.args[1:])
 
 
-class CheckpointError(StreamloadError):
-    """A checkpoint file is absent, damaged or of a kind that cannot be read.
+class _LocatedError(StreamloadError):
+    """An error in a file, or in one of its tensors: the message begins with both.
 
     Attributes:
         path: the file or folder the message is about.
         tensor: the stored tensor's name, if the fault is one tensor's.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        tensor: str | None = None,
+    ) -> None:
+        where = "" if path is None else f"{printable(path)}: "
+        which = "" if tensor is None else f"tensor {tensor!r}: "
+        super().__init__(f"{where}{which}{message}")
+        self.path = None if path is None else os.fspath(path)
+        self.tensor = tensor
+
+    def __str__(self) -> str:
+        # OSError's own __str__ prefers errno and strerror.
+        return str(self.args[0])
+
+
+class CheckpointError(_LocatedError):
+    """A checkpoint file is missing, damaged or of a kind that cannot be read.
+
+    Attributes:
         problems: every problem found, one line each (the message joins them).
     """
 
@@ -77,27 +101,19 @@ class CheckpointError(StreamloadError):
         tensor: str | None = None,
         problems: tuple[str, ...] = (),
     ) -> None:
-        where = "" if path is None else f"{printable(path)}: "
-        which = "" if tensor is None else f"tensor {tensor!r}: "
-        super().__init__(f"{where}{which}{printable(message)}")
-        self.path = None if path is None else os.fspath(path)
-        self.tensor = tensor
+        super().__init__(printable(message), path=path, tensor=tensor)
         self.problems = tuple(map(printable, problems)) or (str(self),)
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
     """There is no checkpoint at the path; the message says what was looked for."""
 
-    def __str__(self) -> str:
-        # OSError's own __str__ prefers errno and strerror, which are not set here.
-        return str(self.args[0])
-
 
 class PlanError(StreamloadError):
     """File and module do not fit together; nothing was touched.
 
     Attributes:
-        report: the full report: missing, unexpected, shape_mismatch, unfilled and the problems.
+        report: missing, unexpected, shape_mismatch, unfilled and all problems, if it got so far.
     """
 
     def __init__(self, message: str, *, report: LoadReport | None = None) -> None:
@@ -122,7 +138,7 @@ class MemoryBudgetError(StreamloadError):
         self.limit = limit
 
 
-class _LocatedOSError(StreamloadError, OSError):
+class _LocatedOSError(_LocatedError, OSError):
     def __init__(
         self,
         message: str,
@@ -131,16 +147,8 @@ class _LocatedOSError(StreamloadError, OSError):
         tensor: str | None = None,
         errno: int | None = None,
     ) -> None:
-        where = "" if path is None else f"{printable(path)}: "
-        which = "" if tensor is None else f"tensor {tensor!r}: "
-        super().__init__(f"{where}{which}{message}")
-        self.path = None if path is None else os.fspath(path)
-        self.tensor = tensor
+        super().__init__(message, path=path, tensor=tensor)
         self.errno = errno
-
-    def __str__(self) -> str:
-        # OSError's own __str__ prefers errno and strerror.
-        return str(self.args[0])
 
 
 class ReadError(_LocatedOSError):
@@ -148,11 +156,11 @@ class ReadError(_LocatedOSError):
 
 
 class WriteError(_LocatedOSError):
-    """Writing failed; files that were there before are whole."""
+    """Writing failed; the files that were there before are intact."""
 
 
 class DownloadError(_LocatedOSError):
-    """A download could not be finished; what arrived is kept for the next try."""
+    """A download was not finished; the bytes that arrived are kept, and the next try resumes."""
 
 
 class MissingExtraError(StreamloadError, ImportError):

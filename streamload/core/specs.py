@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -25,10 +26,7 @@ def contiguous_strides(shape: Shape) -> Shape:
 
 def numel(shape: Shape) -> int:
     """Number of elements; 1 for a scalar."""
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+    return math.prod(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ class Catalog(Mapping[str, TensorSpec]):
     Attributes:
         tensors: stored name to spec.
         metadata: the header's own string-to-string map.
-        notices: oddities worth telling that do not stop a load.
+        notices: oddities worth mentioning that do not stop a load.
     """
 
     tensors: Mapping[str, TensorSpec]
@@ -111,6 +109,17 @@ class StridedCopy:
     source_offset: int
     target_strides: Shape
     target_offset: int
+
+    @property
+    def is_run(self) -> bool:
+        """True if it is one contiguous run on both sides."""
+        return self.source_strides == (1,) == self.target_strides
+
+    @property
+    def source_end(self) -> int:
+        """One past the last stored element it reads."""
+        spans = zip(self.shape, self.source_strides, strict=True)
+        return self.source_offset + sum((n - 1) * stride for n, stride in spans) + 1
 
     @property
     def turns(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 
-__all__ = ["format_bytes", "listed", "plural", "printable", "section"]
+__all__ = ["format_bytes", "listed", "plural", "printable", "section", "suggestion"]
 
 
 def printable(text: str | bytes | os.PathLike[str]) -> str:
@@ -53,3 +53,11 @@ def section(title: str, rows: Sequence[str], most: int | None = None) -> list[st
     if len(shown) < len(rows):
         lines.append(f"  … and {len(rows) - len(shown)} more")
     return lines
+
+
+def suggestion(name: str, known: Iterable[str], most: int = 1) -> str:
+    """``; did you mean 'load'?``, or nothing if no known name is close."""
+    import difflib
+
+    close = difflib.get_close_matches(name, list(known), n=most)
+    return f"; did you mean {', '.join(map(repr, close))}?" if close else ""

@@ -1,17 +1,19 @@
-"""Token by token continuation of a prompt, with any module that gives logits."""
+"""Continues a prompt token by token, with any module that gives logits."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from typing import Any, SupportsIndex, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 __all__ = ["generate"]
+
+Pick: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def generate(
@@ -34,12 +36,12 @@ def generate(
     Args:
         model: gives logits [1, n, vocabulary] for a LongTensor [1, n].
         ids: the prompt, a LongTensor [1, n] or a sequence of ints, on any device.
-        max_new_tokens: yield at most so many.
+        max_new_tokens: yield at most this many.
         temperature: 0 takes the most likely token, the first of several that tie; above 0 draws.
-        top_k: draw among the k most likely only.
+        top_k: draw from the k most likely tokens only.
         seed: draw with a generator of its own: the same seed gives the same text, and torch's
             global one is left alone.
-        stop_token: end when this token, or one of these, would come next; it is not yielded.
+        stop_token: stop when this token, or one of these, would come next; it is not yielded.
 
     Raises:
         ValueError: at the call, before anything is computed: an empty prompt, an id outside the
@@ -53,43 +55,38 @@ def generate(
     limit = _context_length(model)
     if limit is not None and total > limit:
         raise ValueError(
-            f"{prompt.shape[1]} prompt tokens and {max_new_tokens} new ones do not fit the "
+            f"{prompt.shape[1]} prompt tokens and {max_new_tokens} new ones do not fit into the "
             f"model's {limit} positions"
         )
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
-    sampler = _Sampler(float(temperature), top_k, generator)
-    stops = _stops(stop_token)
-    return _steps(model, prompt, max_new_tokens, sampler, stops)
+    pick = partial(_pick, temperature=float(temperature), top_k=top_k, generator=generator)
+    return _steps(model, prompt, max_new_tokens, pick, _stops(stop_token))
 
 
-@dataclass(frozen=True)
-class _Sampler:
-    temperature: float
-    top_k: int | None
-    generator: torch.Generator | None
-
-    def pick(self, logits: Tensor) -> Tensor:
-        """One token, [1, 1], from logits [vocabulary]."""
-        logits = logits.float()
-        if self.temperature == 0.0:
-            return logits.argmax().view(1, 1)
-        candidates = None
-        if self.top_k is not None and self.top_k < logits.shape[0]:
-            logits, candidates = logits.topk(self.top_k)
-        # Shifted first: a tiny temperature must not turn all the logits into infinities.
-        chances = torch.softmax((logits - logits.max()) / self.temperature, dim=0)
-        drawn = torch.multinomial(chances, 1, generator=self.generator)
-        return (drawn if candidates is None else candidates[drawn]).view(1, 1)
+def _pick(
+    logits: Tensor, *, temperature: float, top_k: int | None, generator: torch.Generator | None
+) -> Tensor:
+    """One token, [1, 1], from logits [vocabulary]."""
+    logits = logits.float()
+    if temperature == 0.0:
+        return logits.argmax().view(1, 1)
+    candidates = None
+    if top_k is not None and top_k < logits.shape[0]:
+        logits, candidates = logits.topk(top_k)
+    # Shifted first: a tiny temperature must not turn all the logits into infinities.
+    chances = torch.softmax((logits - logits.max()) / temperature, dim=0)
+    drawn = torch.multinomial(chances, 1, generator=generator)
+    return (drawn if candidates is None else candidates[drawn]).view(1, 1)
 
 
 def _steps(
-    model: nn.Module, prompt: Tensor, count: int, sampler: _Sampler, stops: frozenset[int]
+    model: nn.Module, prompt: Tensor, count: int, pick: Pick, stops: frozenset[int]
 ) -> Iterator[int]:
     new_cache: Any = getattr(model, "new_cache", None)
     cache = None if new_cache is None else new_cache(1, prompt.shape[1] + count)
     text = prompt
     for _ in range(count):
-        chosen = _next_token(model, text, cache, sampler)
+        chosen = _next_token(model, text, cache, pick)
         token = int(chosen)
         if token in stops:
             return
@@ -99,18 +96,17 @@ def _steps(
 
 # The mode is entered for one step, never across a yield: there it would reach into the caller.
 @torch.inference_mode()
-def _next_token(model: nn.Module, text: Tensor, cache: Any, sampler: _Sampler) -> Tensor:
+def _next_token(model: nn.Module, text: Tensor, cache: Any, pick: Pick) -> Tensor:
     out = model(text) if cache is None else model(text, cache=cache, last_only=True)
     logits: Tensor = getattr(out, "logits", out)
-    return sampler.pick(logits[0, -1]).to(text.device)
+    return pick(logits[0, -1]).to(text.device)
 
 
 def _device_of(model: nn.Module) -> torch.device:
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise ValueError(f"the model's {name!r} has no values yet (it is on the meta device)")
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def _prompt(model: nn.Module, ids: Tensor | Sequence[int]) -> Tensor:
@@ -124,7 +120,7 @@ def _prompt(model: nn.Module, ids: Tensor | Sequence[int]) -> Tensor:
         numbers = [_whole("a token id", one, least=0) for one in ids]
         prompt = torch.tensor([numbers], dtype=torch.int64, device="cpu")
     if prompt.shape[1] == 0:
-        raise ValueError("the prompt is empty: at least one token id is needed")
+        raise ValueError("the prompt is empty: give at least one token id")
     size = getattr(getattr(model, "tok_embed", None), "num_embeddings", None)
     low, high = int(prompt.min()), int(prompt.max())
     if low < 0 or (size is not None and high >= size):
@@ -155,11 +151,11 @@ def _whole(name: str, value: object, *, least: int) -> int:
 
 
 def _context_length(model: nn.Module) -> int | None:
-    """Positions the model has, told by itself or by a learned position table of that name."""
-    told = getattr(model, "context_length", None)
-    if told is None:
-        told = getattr(getattr(model, "pos_embed", None), "num_embeddings", None)
-    return told if isinstance(told, int) else None
+    """How many positions the model has: its own answer, or the size of its position table."""
+    length = getattr(model, "context_length", None)
+    if length is None:
+        length = getattr(getattr(model, "pos_embed", None), "num_embeddings", None)
+    return length if isinstance(length, int) else None
 
 
 def _stops(stop_token: int | Collection[int] | None) -> frozenset[int]:

@@ -17,7 +17,7 @@ _WINDOW_TOKENS = 64
 
 
 class Tokenizer:
-    """A tokenizer of a checkpoint's folder.
+    """A checkpoint's tokenizer.
 
     Attributes:
         path: the file it was read from.
@@ -36,16 +36,16 @@ class Tokenizer:
         return [int(token) for token in self._backend.encode(clean).ids]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids; special tokens are left out, unknown ids too."""
+        """The text of the ids, without special tokens and unknown ids."""
         return str(self._backend.decode(list(ids), skip_special_tokens=True))
 
     def stream(self, context: Iterable[int] = ()) -> TextStream:
-        """Decode token by token what follows the tokens of ``context``."""
+        """Decode what follows the tokens of ``context``, token by token."""
         return TextStream(self, context)
 
 
 class TextStream:
-    """Incremental decoding: what was given out is never half a character and never taken back."""
+    """Incremental decoding: it gives out whole characters only and never takes any back."""
 
     def __init__(self, tokenizer: Tokenizer, context: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
@@ -53,7 +53,7 @@ class TextStream:
         self._given = len(tokenizer.decode(self._ids))
 
     def push(self, token: int) -> str:
-        """Add a token; the text that is now certain, maybe empty."""
+        """Add a token; returns the text that is now certain, maybe none."""
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids)
         # Bytes that do not make up a character yet decode to replacement characters at the end.
@@ -66,7 +66,7 @@ class TextStream:
         return certain
 
     def finish(self) -> str:
-        """What was still held back; the stream is at its end."""
+        """End the stream; returns what was still held back."""
         text = self._tokenizer.decode(self._ids)
         rest = text[self._given :]
         self._given = len(text)
@@ -94,7 +94,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     if os.path.isfile(vocab) and os.path.isfile(merges):
         return Tokenizer(_read_pair(tokenizers, vocab, merges), vocab)
     raise CheckpointNotFoundError(
-        "no tokenizer in this folder: looked for tokenizer.json, or vocab.json and merges.txt; "
+        "no tokenizer in this folder: looked for tokenizer.json, or vocab.json with merges.txt; "
         "without one, give token ids (--tokens 1,2,3)",
         path=folder,
     )

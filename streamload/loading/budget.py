@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from streamload.core.dtypes import BY_NAME
@@ -23,37 +24,42 @@ def measured(plan: Plan) -> Plan:
     return replace(plan, memory=memory)
 
 
-def check_memory(plan: Plan) -> None:
-    """Refuse a plan that does not fit; of host memory by what was measured, of devices by asking.
+def check_memory(plan: Plan, room: Mapping[str, int]) -> None:
+    """Refuse a plan that does not fit.
+
+    Args:
+        plan: with what there is of host memory measured.
+        room: free bytes of devices that have memory of their own.
 
     Raises:
         MemoryBudgetError: it does not fit; the message says which option would.
     """
     memory, options = plan.memory, plan.options
     if memory.needed_bytes > memory.available_bytes:
+        ways = ways_out(plan)
+        fitting = f"would fit: {'; '.join(ways)}; " if ways else ""
         raise MemoryBudgetError(
             f"{printable(plan.source)}: needs {format_bytes(memory.needed_bytes)}, but "
             f"{format_bytes(memory.available_bytes)} are available ({memory.limit} limit); "
-            f"{'; '.join(ways_out(plan))}",
+            f"{fitting}check_memory=False tries all the same",
             needed_bytes=memory.needed_bytes,
             available_bytes=memory.available_bytes,
             limit=memory.limit,
         )
-    needed: dict[str, int] = {}
-    for tensor in plan.tensors if options.on_layer is None else ():  # what that makes is not known
-        if tensor.is_new and tensor.device.partition(":")[0] == "cuda":
-            size = numel(tensor.shape) if tensor.name in plan.quantized else tensor.nbytes
-            needed[tensor.device] = needed.get(tensor.device, 0) + size
-    for device, size in needed.items():
-        from streamload.engine.lanes.cuda import free_bytes
-
-        there = free_bytes(device)
-        if size > there:
+    if options.on_layer is not None:
+        return  # what becomes of its tensors is not known
+    for device, free_bytes in room.items():
+        size = sum(
+            numel(t.shape) if t.name in plan.quantized else t.nbytes
+            for t in plan.tensors
+            if t.is_new and t.device == device
+        )
+        if size > free_bytes:
             raise MemoryBudgetError(
                 f"{printable(plan.source)}: needs {format_bytes(size)} on {device}, which "
-                f"has {format_bytes(there)} left; check_memory=False tries all the same",
+                f"has {format_bytes(free_bytes)} left; check_memory=False tries all the same",
                 needed_bytes=size,
-                available_bytes=there,
+                available_bytes=free_bytes,
                 limit="device",
             )
 
@@ -74,7 +80,7 @@ def is_cache_in_the_way(plan: Plan) -> bool:
 
 
 def ways_out(plan: Plan) -> list[str]:
-    """Which options would fit, in words."""
+    """Options with which the load would fit, or need less, in words."""
     memory = plan.memory
     wide = [t for t in plan.tensors if t.is_new and BY_NAME[t.dtype].itemsize > 2]
     narrow = memory.needed_bytes - sum(
@@ -84,11 +90,13 @@ def ways_out(plan: Plan) -> list[str]:
     )
     ways = []
     if wide and narrow <= memory.available_bytes:
-        ways.append(f"dtype='bfloat16' would need {format_bytes(narrow)}")
-    if plan.options.mode != "map":
+        ways.append(f"dtype='bfloat16' (about {format_bytes(narrow)})")
+    if plan.options.mode != "map" and plan.options.device == "cpu":
         ways.append(
-            "mode='map' uses no memory of its own for tensors that are not cast (streamload "
-            "convert writes a file that can be mapped as it is)"
+            "mode='map' (tensors that are not cast need no memory of their own; streamload convert "
+            "writes a file that can be mapped as it is)"
         )
-    ways.append("check_memory=False tries all the same")
+    if memory.available_bytes and any(t.layer is not None for t in plan.tensors):
+        share = memory.available_bytes / memory.needed_bytes
+        ways.append(f"layers= with about {share:.0%} of the blocks")
     return ways

@@ -37,9 +37,10 @@ def filesystem_of(path: str) -> str | None:
     best, kind = "", None
     path = os.path.realpath(path)
     try:
-        with open("/proc/self/mounts") as file:
+        with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
             for line in file:
-                _, point, name = line.split()[:3]
+                _, point, name, *_ = line.split()
+                point = point.replace("\\040", " ")
                 inside = path == point or path.startswith(point.rstrip("/") + "/")
                 if inside and len(point) >= len(best):
                     best, kind = point, name

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from streamload.cli.options import common_options
-from streamload.cli.render.tables import columns, say
-from streamload.core.errors import printable
-from streamload.core.report import format_bytes
+from streamload.cli.render.tables import columns, say_result
+from streamload.core.wording import format_bytes, plural, printable
 from streamload.saving.cache.entries import (
     CacheEntry,
     cache_folder,
@@ -37,10 +34,11 @@ def command(action: str, as_json: bool) -> None:
     """  # noqa: D301 - click wants the backspace itself
     entries = clear_cache() if action == "clear" else list_cache()
     problems = [p for entry in entries for p in verify_entry(entry)] if action == "verify" else []
-    if as_json:
-        say(json.dumps(_as_dict(action, entries, problems)))
-    else:
-        say("\n".join(_as_text(action, entries, problems)))
+    say_result(
+        as_json,
+        lambda: _as_dict(action, entries, problems),
+        lambda: "\n".join(_as_text(action, entries, problems)),
+    )
     if problems:
         raise SystemExit(1)
 
@@ -57,27 +55,23 @@ def _as_dict(action: str, entries: list[CacheEntry], problems: list[str]) -> dic
 
 
 def _as_text(action: str, entries: list[CacheEntry], problems: list[str]) -> list[str]:
-    count = f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}"
-    total = f"{count}, {format_bytes(sum(entry.nbytes for entry in entries))}"
+    nbytes = sum(entry.nbytes for entry in entries)
+    total = f"{plural(len(entries), 'entry', 'entries')}, {format_bytes(nbytes)}"
     where = printable(cache_folder())
     if action == "clear":
         return [f"{where}: removed {total}"]
     rows = [_row(entry) for entry in entries]
     lines = [*columns(rows, right=frozenset({0})), f"{where}: {total}"]
     if action == "verify":
-        lines += problems or ["all checksums fit"]
+        lines += problems or ["all checksums match"]
     return lines
 
 
 def _row(entry: CacheEntry) -> tuple[str, ...]:
-    facts = entry.to_dict()
     what = entry.problem or f"{printable(entry.source)} ({entry.dtype or 'mixed'})"
-    return format_bytes(entry.nbytes), f"written {_age(facts['age_s'])} ago:", what
+    return format_bytes(entry.nbytes), f"written {_age(entry.to_dict()['age_s'])} ago:", what
 
 
 def _age(seconds: float) -> str:
-    for unit, size in _UNITS:
-        if seconds >= size:
-            count = int(seconds // size)
-            return f"{count} {unit}{'s' if count > 1 else ''}"
-    return "1 second" if int(seconds) == 1 else f"{int(seconds)} seconds"
+    unit, size = next((pair for pair in _UNITS if seconds >= pair[1]), ("second", 1))
+    return plural(int(seconds // size), unit)

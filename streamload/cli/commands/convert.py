@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from typing import Any
 
 import click
 
-from streamload.cli.options import common_options
+from streamload.cli.options import common_options, dtype_option, given, max_shard_bytes_option
 from streamload.cli.render.progress import progress_bar
-from streamload.cli.render.tables import say
-from streamload.cli.types import BYTES, DTYPE
-from streamload.core.errors import printable
+from streamload.cli.render.tables import say_result
+from streamload.core.wording import printable
 
 
 @click.command(
@@ -19,41 +18,27 @@ from streamload.core.errors import printable
 )
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST")
-@click.option("--dtype", type=DTYPE, help="Cast floating-point tensors: bfloat16, float16, ...")
+@dtype_option
 @click.option(
     "--names",
     type=click.Choice(("published", "local")),
     default="published",
     show_default=True,
-    help="local: ready for --mode map, without a transposition left to do.",
+    help="local: streamload's own names and layout, which --mode map takes as they are.",
 )
-@click.option("--max-shard-bytes", type=BYTES, help="Cut into files of at most this size.")
+@max_shard_bytes_option
 @common_options
-def command(
-    source: str,
-    destination: str,
-    dtype: str | None,
-    names: str,
-    max_shard_bytes: int | None,
-    as_json: bool,
-) -> None:
-    """Write the checkpoint SRC anew as safetensors to DST, in bounded memory.
+def command(source: str, destination: str, as_json: bool, **options: Any) -> None:
+    """Rewrite the checkpoint SRC as safetensors at DST, in bounded memory.
 
     DST is one file if it ends in .safetensors, else a folder that also gets config.json and the
-    tokenizer. What was there stays whole until the new files are.
+    tokenizer. Old files there stay until the new ones are complete.
     """
     import streamload
 
-    if max_shard_bytes is not None and destination.lower().endswith(".safetensors"):
+    chosen = given(options)
+    if "max_shard_bytes" in chosen and destination.lower().endswith(".safetensors"):
         raise click.UsageError("--max-shard-bytes needs a folder, not one file")
     with progress_bar("converting") as progress:
-        report = streamload.convert(
-            source,
-            destination,
-            names=names,
-            dtype=dtype,
-            max_shard_bytes=max_shard_bytes,
-            progress=progress,
-        )
-    text = f"{printable(destination)}: {report.to_text()}"
-    say(json.dumps(report.to_dict()) if as_json else text)
+        report = streamload.convert(source, destination, progress=progress, **chosen)
+    say_result(as_json, report.to_dict, lambda: f"{printable(destination)}: {report.to_text()}")

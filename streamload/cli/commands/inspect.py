@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from streamload.cli.options import common_options
 from streamload.cli.render.listing import as_dict, as_text
-from streamload.cli.render.tables import say
+from streamload.cli.render.tables import say_result
 
 
 @click.command("inspect", epilog="Example: streamload inspect ./gpt2-xl h.0.attn.c_attn.weight")
 @click.argument("path")
 @click.argument("tensor", required=False)
-@click.option("show_all", "--all", is_flag=True, help="List every tensor, nothing folded.")
+@click.option("show_all", "--all", is_flag=True, help="List every tensor on a line of its own.")
 @common_options
 def command(path: str, tensor: str | None, show_all: bool, as_json: bool) -> None:
     """List the tensors of the checkpoint at PATH from its headers, without reading data.
@@ -28,8 +26,6 @@ def command(path: str, tensor: str | None, show_all: bool, as_json: bool) -> Non
             from streamload.cli.render.statistics import describe, show
 
             facts = describe(source, tensor)
-            say(json.dumps(facts) if as_json else show(facts))
-        elif as_json:
-            say(json.dumps(as_dict(source)))
+            say_result(as_json, lambda: facts, lambda: show(facts))
         else:
-            say("\n".join(as_text(source, show_all=show_all)))
+            say_result(as_json, lambda: as_dict(source), lambda: as_text(source, show_all=show_all))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from typing import Any
 
 import click
@@ -11,9 +10,9 @@ import click
 from streamload.cli.errors import as_options
 from streamload.cli.options import common_options, given, load_options
 from streamload.cli.render.progress import progress_bar
-from streamload.cli.render.tables import say
-from streamload.cli.render.trace import Trace, checked_path
-from streamload.core.errors import printable
+from streamload.cli.render.tables import say, say_result
+from streamload.cli.render.trace import TRACE_PATH, Trace
+from streamload.core.wording import printable
 from streamload.measuring.imports import import_for_loads
 
 
@@ -23,8 +22,7 @@ from streamload.measuring.imports import import_for_loads
 @click.option(
     "--trace",
     "trace_path",
-    type=click.Path(dir_okay=False),
-    callback=checked_path,
+    type=TRACE_PATH,
     metavar="FILE.png|FILE.json",
     help="Write memory and bytes read over time; a picture needs the extra plot.",
 )
@@ -41,18 +39,15 @@ def command(
 
     trace = None
     if trace_path is not None:
-        import_for_loads()  # or the curves would begin with torch's memory
+        import_for_loads()  # or the curves would include the memory that torch takes
         trace = Trace()
     with progress_bar("loading") as progress, trace or contextlib.nullcontext():
         if trace is not None:
             progress = trace.progress(progress)
-        # Kept to the trace's end, which would show the model's memory going otherwise.
+        # Held until the trace has ended, which would otherwise show the model being freed.
         loaded = streamload.load(path, progress=progress, **given(options))
     report = loaded.report
     if trace is not None and trace_path is not None:
         trace.write(trace_path, report)
         say(f"trace written to {printable(trace_path)}", err=True)
-    if as_json:
-        say(json.dumps(report.to_dict()))
-    else:
-        say(as_options(report.to_text(verbose=verbose)))
+    say_result(as_json, report.to_dict, lambda: as_options(report.to_text(verbose=verbose)))

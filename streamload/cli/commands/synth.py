@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
-from streamload.cli.options import common_options, given
+from streamload.cli.options import common_options, given, max_shard_bytes_option
 from streamload.cli.render.progress import progress_bar
-from streamload.cli.types import BYTES, DTypeName, OneOf
-from streamload.core.errors import printable
-from streamload.core.report import format_bytes
+from streamload.cli.render.tables import say_result
+from streamload.cli.types import dtype_among, one_of
+from streamload.core.wording import format_bytes, printable
 from streamload.synthesis.presets import PRESETS
 
 _RAW = "neox-20b-raw"
-_DTYPE = DTypeName(("float32", "float16", "bfloat16"))
+_DTYPE = dtype_among(("float32", "float16", "bfloat16"))
 _COMMON = ("seed", "layers", "force")
 _ONLY_RAW = ("partitions", "hidden", "vocab_size", "sparse")
 
 
 @click.command("synth", epilog="Example: streamload synth gpt2-xl ./gpt2-xl")
-@click.argument("name", type=OneOf((*PRESETS, _RAW)), metavar="NAME")
+@click.argument("name", type=one_of((*PRESETS, _RAW)), metavar="NAME")
 @click.argument("directory", type=click.Path(file_okay=False))
-@click.option("--seed", type=click.IntRange(min=0), help="Of the random numbers. [default: 0]")
-@click.option("--layers", type=click.IntRange(min=1), help="Number of blocks, if not all.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of the random numbers. [default: 0]")
+@click.option("--layers", type=click.IntRange(min=1), help="Number of blocks. [default: all]")
 @click.option("--force", is_flag=True, default=None, help="Overwrite a different checkpoint.")
 @click.option("--dtype", type=_DTYPE, help="float32, float16, bfloat16. [default: as published]")
-@click.option("--masks/--no-masks", default=None, help="Write the causal masks too. [default: do]")
-@click.option("--tokenizer/--no-tokenizer", default=None, help="Write a tokenizer. [default: do]")
-@click.option("--max-shard-bytes", type=BYTES, help="Cut into files of at most this size.")
+@click.option("--masks/--no-masks", default=None, help="Write the causal masks too. [default: yes]")
+@click.option("--tokenizer/--no-tokenizer", default=None, help="Write a tokenizer. [default: yes]")
+@max_shard_bytes_option
 @click.option("--partitions", type=click.IntRange(min=1), help=f"{_RAW}: ranks. [default: 2]")
 @click.option("--hidden", type=click.IntRange(min=16), help=f"{_RAW}: width. [default: 6144]")
-@click.option("--vocab-size", type=click.IntRange(min=256), help=f"{_RAW}: tokens, padded.")
-@click.option("--sparse", is_flag=True, default=None, help=f"{_RAW}: full sizes, no data on disk.")
+@click.option(
+    "--vocab-size", type=click.IntRange(min=256), help=f"{_RAW}: tokens, padding included."
+)
+@click.option(
+    "--sparse",
+    is_flag=True,
+    default=None,
+    help=f"{_RAW}: files of full size that take no space on disk.",
+)
 @common_options
 def command(name: str, directory: str, as_json: bool, **options: Any) -> None:
     """Write a checkpoint of random weights in the exact layout published under NAME.
@@ -63,11 +69,8 @@ def command(name: str, directory: str, as_json: bool, **options: Any) -> None:
             report = synthesize_neox_raw(directory, progress=progress, **chosen)
         else:
             report = synthesize(name, directory, progress=progress, **chosen)
-    if as_json:
-        click.echo(json.dumps(report.to_dict()))
-    elif report.reused:
-        click.echo(f"{printable(directory)}: this {name} is there already")
-    else:
-        size, seconds = format_bytes(report.bytes_written), report.elapsed_s
-        what = f"{report.tensors} tensors, {size} written in {seconds:.1f} s"
-        click.echo(f"{printable(directory)}: {what}")
+    size, seconds = format_bytes(report.bytes_written), report.elapsed_s
+    what = f"{report.tensors} tensors, {size} written in {seconds:.1f} s"
+    if report.reused:
+        what = f"this {name} is there already"
+    say_result(as_json, report.to_dict, lambda: f"{printable(directory)}: {what}")

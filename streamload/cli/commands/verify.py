@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
 from streamload.cli.errors import as_options
-from streamload.cli.options import common_options, given
+from streamload.cli.options import chunk_bytes_option, common_options, given
 from streamload.cli.render.progress import progress_bar
-from streamload.cli.render.tables import say
-from streamload.cli.types import BLOCK_BYTES, DTYPE
+from streamload.cli.render.tables import say_result
+from streamload.cli.types import DTYPE
 
 
 @click.command(
     "verify", epilog="Example: streamload verify ./gpt2-bf16 --against ./gpt2 --dtype bfloat16"
 )
 @click.argument("path")
-@click.option("--against", metavar="OTHER", help="Compare with this checkpoint instead.")
-@click.option("--dtype", type=DTYPE, help="With --against: compare after a cast to it.")
-@click.option("--strict", is_flag=True, help="NaN and infinite values are a failure too.")
+@click.option("--against", metavar="OTHER", help="Compare with this checkpoint.")
+@click.option("--dtype", type=DTYPE, help="With --against: compare after a cast to this dtype.")
+@click.option("--strict", is_flag=True, help="Fail on NaN and infinite values too.")
 @click.option("--workers", type=click.IntRange(min=1), help="Threads that read.")
-@click.option("--chunk-bytes", type=BLOCK_BYTES, help="Size of a block, like 4MiB.")
+@chunk_bytes_option
 @common_options
 def command(path: str, strict: bool, as_json: bool, **options: Any) -> None:
     """Read all of the checkpoint at PATH once, and say what is odd or damaged.
 
     Counts values that are not finite and tensors that are all zero, and compares content
     digests where there are any: names in a hub cache, checksums in .pt and .bin files. With
-    --against, compares all tensors, whatever formats and names the two checkpoints have.
+    --against, it compares all tensors instead, whatever the two checkpoints' formats and names.
 
-    Exits with 1 for a wrong digest or a difference, and with --strict for values not finite.
+    Exits with 1 for a wrong digest or a difference, and with --strict for values that are not
+    finite.
     """
     from streamload.verifying import verify
 
@@ -40,6 +40,6 @@ def command(path: str, strict: bool, as_json: bool, **options: Any) -> None:
         raise click.UsageError("--dtype needs --against")
     with progress_bar("verifying") as progress:
         report = verify(path, progress=progress, **chosen)
-    say(json.dumps(report.to_dict()) if as_json else as_options(report.to_text()))
+    say_result(as_json, report.to_dict, lambda: as_options(report.to_text()))
     if not report.ok or (strict and report.non_finite):
         raise SystemExit(1)

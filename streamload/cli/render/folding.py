@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Generic, TypeAlias, TypeVar
 
-__all__ = ["Row", "fold", "indices_text"]
+__all__ = ["Row", "by_block", "fold", "indices_text"]
 
 Part: TypeAlias = "str | tuple[int, ...]"
 D = TypeVar("D", bound=Hashable)
@@ -64,6 +65,20 @@ def fold(entries: Iterable[tuple[str, D]]) -> list[Row[D]]:
     return _sorted_by_block(rows)
 
 
+def by_block(
+    rows: Iterable[Row[D]],
+    heading: Callable[[Row[D]], tuple[str, ...]],
+    cells: Callable[[D], tuple[str, ...]],
+) -> Iterator[tuple[str, ...]]:
+    """A table's rows: above those of a block its heading, and their names without the block's."""
+    block: tuple[Part, ...] = ()
+    for row in rows:
+        if row.block and row.block != block:
+            yield heading(row)
+        block = row.block
+        yield ("  " * bool(block) + row.name_text(len(block)), *cells(row.detail))
+
+
 def _sorted_by_block(rows: list[Row[D]]) -> list[Row[D]]:
     """Rows of one block together, at the place of the block's first row."""
     groups: dict[object, list[Row[D]]] = {}
@@ -98,8 +113,7 @@ def _fold_at(place: int, rows: list[Row[D]]) -> Iterator[Row[D]]:
 
 def _spans(numbers: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Runs of consecutive numbers as (first, last), or (only,)."""
-    start = 0
-    for i in range(1, len(numbers) + 1):
-        if i == len(numbers) or numbers[i] != numbers[i - 1] + 1:
-            yield (numbers[start],) if i - start == 1 else (numbers[start], numbers[i - 1])
-            start = i
+    # Within a run, a number is as far from its place in the list as the others.
+    for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        members = [number for _, number in run]
+        yield (members[0],) if len(members) == 1 else (members[0], members[-1])

@@ -1,13 +1,13 @@
-"""Assignments, stored name to module name, with what repeats from block to block folded."""
+"""Assignments, stored name to module name, with those that repeat in every block folded."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from streamload.cli.render.folding import fold
+from streamload.cli.render.folding import by_block, fold
 from streamload.cli.render.tables import columns
-from streamload.core.errors import printable
 from streamload.core.report import LoadedTensor
+from streamload.core.wording import printable
 
 __all__ = ["ledger_lines"]
 
@@ -15,15 +15,7 @@ __all__ = ["ledger_lines"]
 def ledger_lines(loaded: Iterable[LoadedTensor]) -> list[str]:
     """A table of assignments: module name, from where, shape, cast, transform."""
     rows = fold((printable(entry.name), _detail(entry)) for entry in loaded)
-    cells: list[tuple[str, ...]] = []
-    block: object = ()
-    for row in rows:
-        if row.block and row.block != block:
-            cells.append((row.block_text(),))
-        block = row.block
-        name = "  " + row.name_text(len(row.block)) if row.block else row.name_text()
-        cells.append((name, *row.detail))
-    return columns(cells)
+    return columns(list(by_block(rows, lambda row: (row.block_text(),), lambda detail: detail)))
 
 
 def _detail(entry: LoadedTensor) -> tuple[str, str, str, str]:

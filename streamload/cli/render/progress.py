@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-__all__ = ["progress_bar"]
+__all__ = ["Progress", "progress_bar"]
 
 Progress = Callable[[int, int, str], None]
 
@@ -20,25 +20,18 @@ def progress_bar(title: str) -> Iterator[Progress | None]:
     if not sys.stderr.isatty():
         yield None
         return
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
 
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[tensor]}", markup=False),
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(binary_units=True),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[tensor]}", markup=False),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None, tensor="")
 
         def show(done_bytes: int, total_bytes: int, tensor: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
+import math
 from typing import TYPE_CHECKING, Any
 
 from streamload.cli.render.tables import columns, heading
-from streamload.core.errors import CheckpointError, printable
-from streamload.core.report import format_bytes
+from streamload.core.errors import CheckpointError
+from streamload.core.wording import format_bytes, printable, suggestion
 
 if TYPE_CHECKING:
     import torch
@@ -36,12 +36,11 @@ def describe(source: Source, name: str) -> dict[str, Any]:
         if stored_as:
             names = " + ".join(map(repr, stored_as))
             raise CheckpointError(
-                f"no tensor {name!r} in it: that is the model's name, stored as {names}",
+                f"no tensor named {name!r}: that is the model's name, stored as {names}",
                 path=source.path,
             )
-        close = difflib.get_close_matches(name, list(source.catalog), n=3)
-        hint = f"; did you mean {', '.join(map(repr, close))}?" if close else ""
-        raise CheckpointError(f"no tensor {name!r} in it{hint}", path=source.path)
+        hint = suggestion(name, source.catalog, most=3)
+        raise CheckpointError(f"no tensor named {name!r}{hint}", path=source.path)
     tensor = source.tensor(name)
     flat = tensor.reshape(-1)
     ends = [*flat[:_FEW].tolist(), *flat[_FEW:][-_FEW:].tolist()]
@@ -53,7 +52,7 @@ def describe(source: Source, name: str) -> dict[str, Any]:
         "nbytes": spec.nbytes,
         "file": printable(spec.file),
         **_statistics(flat),
-        "values": [value if _is_plain(value) else str(value) for value in ends],
+        "values": [value if _fits_json(value) else str(value) for value in ends],
         "values_left_out": max(0, flat.numel() - 2 * _FEW),
     }
 
@@ -61,25 +60,19 @@ def describe(source: Source, name: str) -> dict[str, Any]:
 def _stored_names(source: Source, name: str) -> tuple[str, ...]:
     """Which stored tensors fill the model's tensor ``name``; none if no table is known."""
     from streamload.loading.configuration import find_config
-    from streamload.mapping.binding import bind
-    from streamload.mapping.choose import choose_mapper
+    from streamload.mapping.choose import choose_binding
 
     try:
         config, _ = find_config(source)
     except CheckpointError:
         return ()
-    table = choose_mapper(config, source.catalog, None)
-    if table is None:
-        return ()
-    bound = bind(table, source.catalog.tensors).assignments
-    return next((a.sources for a in bound if name in a.targets), ())
+    _, binding = choose_binding(config, source.catalog, None)
+    return next((a.sources for a in binding.assignments if name in a.targets), ())
 
 
-def _is_plain(value: object) -> bool:
+def _fits_json(value: object) -> bool:
     """True for what JSON has: whole numbers, booleans, finite floats."""
-    if isinstance(value, float):
-        return value - value == 0
-    return isinstance(value, int)
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _statistics(flat: torch.Tensor) -> dict[str, Any]:
@@ -115,7 +108,6 @@ def _statistics(flat: torch.Tensor) -> dict[str, Any]:
 
 
 def show(facts: dict[str, Any]) -> str:
-    """The facts as lines."""
     numbers = [(key, _number(facts[key])) for key in ("min", "max", "mean", "std")]
     counts = [(key, f"{facts[key]:,}") for key in ("nan", "inf", "zero")]
     values = [_number(value) for value in facts["values"]]

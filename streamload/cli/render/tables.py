@@ -1,13 +1,14 @@
-"""Columns of plain text; bold only on a terminal that wants it."""
+"""What commands print: columns of plain text, bold only on a terminal that wants it, or JSON."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import click
 
-__all__ = ["columns", "heading", "say"]
+__all__ = ["columns", "heading", "say", "say_result"]
 
 
 def say(text: str = "", *, err: bool = False) -> None:
@@ -16,13 +17,20 @@ def say(text: str = "", *, err: bool = False) -> None:
     click.echo(text, err=err, color=color)
 
 
+def say_result(
+    as_json: bool, to_dict: Callable[[], Mapping[str, object]], to_text: Callable[[], str]
+) -> None:
+    """Print a command's result on stdout, in the one form that was asked for."""
+    say(json.dumps(to_dict()) if as_json else to_text())
+
+
 def heading(text: str) -> str:
     """A heading's style."""
     return click.style(text, bold=True)
 
 
 def columns(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()) -> list[str]:
-    """Lines with the cells of a column at one place; columns in ``right`` end at one place."""
+    """Lines with the cells of each column aligned, those of the columns ``right`` to the right."""
     count = max((len(row) for row in rows), default=0)
     widths = [max((len(row[i]) for row in rows if i < len(row)), default=0) for i in range(count)]
     return [

@@ -5,43 +5,39 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from streamload.core.errors import MissingExtraError, printable
+from streamload.cli.render.progress import Progress
+from streamload.cli.types import Parsed
+from streamload.core.errors import MissingExtraError
+from streamload.core.wording import printable
 from streamload.saving.atomic import StagedFile, committing
-from streamload.system.memory import PeakSampler
+from streamload.system.memory import MemorySample, PeakSampler
 
 if TYPE_CHECKING:
     from streamload.core.report import LoadReport
 
-__all__ = ["ENDINGS", "Trace", "checked_path"]
+__all__ = ["TRACE_PATH", "Trace"]
 
-ENDINGS = (".png", ".json")
 _MIB = 1 << 20
-_COLOR = "#1b5e8c"
 _WIDTH_INCHES, _HEIGHT_INCHES, _DPI = 8.3, 4.2, 150
 
-Progress = Callable[[int, int, str], None]
 
-
-def checked_path(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """A path a trace can be written to; said before the load, not after it.
+def _checked_path(path: str) -> str:
+    """A path that a trace can be written to; refused before the load, not after it.
 
     Raises:
-        click.BadParameter: neither .png nor .json, or there is no such folder.
+        ValueError: neither .png nor .json, or not in a folder that exists.
         MissingExtraError: a picture is wanted and matplotlib is not installed.
     """
-    if value is None:
-        return None
-    ending = os.path.splitext(value)[1].lower()
-    if ending not in ENDINGS:
-        raise click.BadParameter(f"{printable(value)} ends in neither .png nor .json", ctx, param)
-    folder = os.path.dirname(value) or os.curdir
+    ending = os.path.splitext(path)[1].lower()
+    if ending not in (".png", ".json"):
+        raise ValueError(f"{printable(path)} ends in neither .png nor .json")
+    folder = os.path.dirname(path) or os.curdir
     if not os.path.isdir(folder):
-        raise click.BadParameter(f"there is no folder {printable(folder)}", ctx, param)
+        raise ValueError(f"the folder {printable(folder)} does not exist")
+    if os.path.isdir(path):
+        raise ValueError(f"{printable(path)} is a folder")
     if ending == ".png":
         try:
             import matplotlib  # noqa: F401
@@ -49,7 +45,10 @@ def checked_path(ctx: click.Context, param: click.Parameter, value: str | None) 
             raise MissingExtraError(
                 "matplotlib", extra="plot", purpose="a picture of the load"
             ) from error
-    return value
+    return path
+
+
+TRACE_PATH = Parsed("file", _checked_path)
 
 
 class Trace:
@@ -71,7 +70,7 @@ class Trace:
         self._sampler.__exit__(*exc)
 
     def progress(self, shown: Progress | None) -> Progress:
-        """A progress callback that records, and passes on to the one that is shown."""
+        """A progress callback that records, and calls the one that is shown."""
 
         def note(done_bytes: int, total_bytes: int, name: str) -> None:
             self._bytes.append((time.perf_counter() - self._start_s, done_bytes))
@@ -82,17 +81,15 @@ class Trace:
         return note
 
     def to_dict(self, report: LoadReport) -> dict[str, Any]:
-        """As JSON has it: bytes held by the process, not over the start; times in seconds."""
+        """As JSON: bytes held by the process, not over the start; times in seconds."""
         samples = self._sampler.samples
         return {
             "path": report.source,
             "mode": report.mode,
             "dtype": report.dtype,
             "memory": {
-                "elapsed_s": [round(s.elapsed_s, 4) for s in samples],
-                "rss_bytes": [s.rss_bytes for s in samples],
-                "anonymous_bytes": [s.anonymous_bytes for s in samples],
-                "file_bytes": [s.file_bytes for s in samples],
+                name: [round(getattr(sample, name), 4) for sample in samples]
+                for name in MemorySample._fields
             },
             "read": {
                 "elapsed_s": [round(at_s, 4) for at_s, _ in self._bytes],
@@ -108,8 +105,8 @@ class Trace:
         Raises:
             WriteError: it cannot be written.
         """
-        made = self.to_dict(report)
-        data = _picture(made) if path.lower().endswith(".png") else json.dumps(made).encode()
+        trace = self.to_dict(report)
+        data = _picture(trace) if path.lower().endswith(".png") else json.dumps(trace).encode()
         with committing(StagedFile(path)) as file:
             file.write(data, 0)
 
@@ -126,24 +123,20 @@ def _picture(trace: dict[str, Any]) -> bytes:
     memory, read = trace["memory"], trace["read"]
     figure = Figure(figsize=(_WIDTH_INCHES, _HEIGHT_INCHES), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-    styles = {"rss": ("resident", "-", 2.0), "anonymous": ("anonymous", "--", 1.2),
-              "file": ("file (mapped)", ":", 1.6)}  # fmt: skip
-    for key, (label, dashes, width) in styles.items():
-        held = memory[f"{key}_bytes"]
-        over = [(count - held[0]) / _MIB for count in held]
-        upper.plot(
-            memory["elapsed_s"],
-            over,
-            label=label,
-            linestyle=dashes,
-            linewidth=width,
-            color="#1b5e8c",
-        )
+    curves = (
+        ("rss_bytes", "resident", "-", 2.0),
+        ("anonymous_bytes", "anonymous", "--", 1.2),
+        ("file_bytes", "file (mapped)", ":", 1.6),
+    )
+    for key, label, dashes, width in curves:
+        over = [(nbytes - memory[key][0]) / _MIB for nbytes in memory[key]]
+        style = {"linestyle": dashes, "linewidth": width, "color": "#1b5e8c"}
+        upper.plot(memory["elapsed_s"], over, label=label, **style)
     upper.set_ylabel("memory over the start, MiB")
     upper.legend(frameon=False, loc="upper left")
-    # The name may hold what matplotlib takes for mathematics.
-    upper.set_title(f"{trace['path']} to {trace['dtype'] or 'its stored dtype'}, {trace['mode']}",
-                    fontsize=9, parse_math=False)  # fmt: skip
+    # parse_math: dollar signs in a path are no mathematics.
+    title = f"{trace['path']} to {trace['dtype'] or 'its stored dtype'}, {trace['mode']}"
+    upper.set_title(title, fontsize=9, parse_math=False)
     lower.plot(read["elapsed_s"], [b / _MIB for b in read["done_bytes"]], color="black")
     lower.set_ylabel("read, MiB")
     lower.set_xlabel("seconds")

@@ -1,22 +1,23 @@
-"""What the demonstration tries out: random against loaded weights, ties, a wrong shape."""
+"""What the demonstration tries: random against loaded weights, ties, a wrong shape."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
+import tempfile
 from typing import Any
 
 import torch
 
-from streamload.core.errors import MissingExtraError, StreamloadError
+from streamload.cli.errors import one_line
+from streamload.core.errors import MissingExtraError, PlanError, StreamloadError
 
-__all__ = ["check_ties", "continuations", "fingerprint", "write_misshapen"]
+__all__ = ["check_ties", "continuations", "refusal"]
 
 
 def continuations(folder: str, loaded: Any, prompt: str, count: int) -> tuple[str, str]:
-    """What the model says with random weights, and with the loaded ones; greedy.
+    """What the model says with random weights, and with the loaded ones, drawn greedily.
 
     Without the package ``tokenizers`` the texts are token ids.
     """
@@ -45,26 +46,39 @@ def check_ties(loaded: Any) -> tuple[str, ...]:
     """The names of the first tied group, after checking that they are one object.
 
     Raises:
-        StreamloadError: they are not, or nothing is tied.
+        StreamloadError: they are not one object, or nothing is tied.
     """
     parameters = dict(loaded.model.named_parameters(remove_duplicate=False))
     for group in loaded.report.tied:
         if len({id(parameters[name]) for name in group}) == 1:
             return tuple(group)
-        raise StreamloadError(f"{' and '.join(group)} should be one tensor, and are not")
+        raise StreamloadError(f"{' and '.join(group)} should be one tensor but are not")
     raise StreamloadError("the model's tied weights are not in the report")
 
 
-def fingerprint(model: torch.nn.Module) -> str:
-    """A digest of all values, to see whether anything was changed."""
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def refusal(folder: str, model: torch.nn.Module, broken: str) -> str:
+    """How loading a copy of the checkpoint with one misshapen weight is refused.
+
+    Raises:
+        StreamloadError: it is not refused, or the model has changed.
+    """
+    import streamload
+
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with tempfile.TemporaryDirectory(prefix="streamload-") as copy:
+        _write_misshapen(folder, copy, broken)
+        try:
+            streamload.load_into(model, copy)
+        except PlanError as error:
+            text = one_line(error).replace(copy, "broken-copy")
+        else:
+            raise StreamloadError(f"the wrong shape of {broken!r} was not refused")
+    if not all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items()):
+        raise StreamloadError("the refused load changed the model")
+    return text
 
 
-def write_misshapen(folder: str, target: str, name: str) -> None:
+def _write_misshapen(folder: str, target: str, name: str) -> None:
     """Copy the checkpoint of ``folder`` with the last column of one weight cut off."""
     from safetensors.torch import load_file, save_file
 

@@ -25,7 +25,7 @@ def test_list_verify_clear(run, tiny, cache):
     assert 0 <= entry["age_s"] < 60
     verified = run("cache", "verify")
     assert verified.exit_code == 0
-    assert "all checksums fit" in verified.stdout
+    assert "all checksums match" in verified.stdout
     assert "removed 1 entry" in run("cache", "clear").stdout
     assert json.loads(run("cache", "--json").stdout)["entries"] == []
 

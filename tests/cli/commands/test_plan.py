@@ -2,11 +2,15 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
-from streamload.cli.render.advice import slow_notes, smaller_ways
+from streamload.cli.errors import as_options
+from streamload.cli.render.advice import slow_notes
 from streamload.core.report import LoadedTensor, LoadReport, MemoryReport
+from streamload.loading.budget import ways_out
+from streamload.loading.calls import plan_checkpoint
 from streamload.synthesis import synthesize
 
 
@@ -35,7 +39,7 @@ def test_a_good_plan(run, tiny):
         *("float32", "→", "bfloat16", "transpose"),
     ]
     assert "ignored: 2 stored tensors" in result.stdout
-    assert "this load would be done" in result.stdout
+    assert "this load would go ahead" in result.stdout
 
 
 def test_a_good_plan_as_json(run, tiny):
@@ -71,7 +75,7 @@ def test_what_does_not_fit_in_memory_is_3(run, tmp_path, monkeypatch):
     synthesize("gpt2-tiny", tmp_path)
     made = loading.plan_checkpoint(tmp_path)
     small = MemoryReport(needed_bytes=1 << 40, available_bytes=1 << 30, limit="cgroup")
-    made = type("Plan", (), {"report": _with_memory(made.report, small)})
+    made = _with_memory(made, small)
     monkeypatch.setattr(loading, "plan_checkpoint", lambda *_, **__: made)
     result = run("plan", tmp_path)
     assert result.exit_code == 3
@@ -81,38 +85,40 @@ def test_what_does_not_fit_in_memory_is_3(run, tmp_path, monkeypatch):
     assert run("plan", tmp_path, "--no-check-memory").exit_code == 0
 
 
-def _with_memory(report, memory):
-    from dataclasses import replace
-
-    return replace(report, memory=memory)
+def _with_memory(plan, memory):
+    return replace(plan, memory=memory)
 
 
-def report_of(dtype, needed=4 << 30, available=3 << 30, **changes):
+def report_of(dtype, **changes):
     entry = LoadedTensor(("a",), "a", "float32", dtype, (2, 2), "transpose")
-    memory = MemoryReport(needed_bytes=needed, available_bytes=available)
-    return LoadReport(loaded=(entry,), memory=memory, **changes)
+    return LoadReport(loaded=(entry,), **changes)
 
 
-def test_smaller_ways():
-    assert smaller_ways(report_of("float32")) == [
-        "--dtype bfloat16 (about 2.00 GiB)",
-        "--mode map (views of the file; works for files larger than memory)",
-        "--layers with about 75% of the blocks",
-    ]
-    assert not any("bfloat16" in way for way in smaller_ways(report_of("bfloat16")))
-    assert not any("map" in way for way in smaller_ways(report_of("float32", mode="map")))
+def test_what_would_fit_is_told_in_options(tiny):
+    def ways(**options):
+        plan = plan_checkpoint(tiny, **options)
+        half = sum(tensor.nbytes // 2 for tensor in plan.tensors)
+        memory = MemoryReport(needed_bytes=3 * half, available_bytes=2 * half)
+        return [as_options(way) for way in ways_out(_with_memory(plan, memory))]
+
+    dtype, mapped, layers = ways()
+    assert dtype == "--dtype bfloat16 (about 487.0 KiB)"
+    assert mapped.startswith("--mode map (tensors that are not cast need no memory of their own; ")
+    assert layers == "--layers with about 67% of the blocks"
+    assert not any("bfloat16" in way for way in ways(dtype="bfloat16"))
+    assert not any("map" in way for way in ways(mode="map"))
 
 
 def test_slow_notes(monkeypatch):
     monkeypatch.setattr("streamload.cli.render.advice._cpu_computes_bfloat16", lambda: False)
-    monkeypatch.setattr("streamload.cli.render.advice._file_system", lambda _: "nfs4")
+    monkeypatch.setattr("streamload.cli.render.advice.filesystem_of", lambda _: "nfs4")
     notes = slow_notes("x", report_of("bfloat16", layout="stored", mode="map"))
     assert [any(word in note for note in notes) for word in ("instructions", "transposed")] == [
         True,
         True,
     ]
     assert any("network disk (nfs4)" in note for note in notes)
-    monkeypatch.setattr("streamload.cli.render.advice._file_system", lambda _: "ext4")
+    monkeypatch.setattr("streamload.cli.render.advice.filesystem_of", lambda _: "ext4")
     assert slow_notes("x", report_of("float32")) == []
 
 
