@@ -5,22 +5,22 @@ from __future__ import annotations
 import glob
 import importlib
 import os
-import re
 import time
 import urllib.parse
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from streamload.core.errors import CheckpointError, DownloadError, MissingExtraError, printable
 from streamload.core.report import format_bytes
 from streamload.downloading.fetching import Fetched, Progress, fetch
 from streamload.downloading.picking import pick_files
+from streamload.sources.hub import HUB_NAME
 from streamload.sources.index import read_index
 
 __all__ = ["DownloadReport", "download", "neox_files", "neox_folder"]
 
-_HUB_NAME = re.compile(r"hf:(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?")
 _NEOX = "neox-20b"
 _NEOX_LAYERS = 44
 _NEOX_RANKS = 2
@@ -52,17 +52,9 @@ class DownloadReport:
 
     def to_dict(self) -> dict[str, Any]:
         """As ``--json`` prints it."""
-        return {
-            "ok": True,
-            "path": printable(self.path),
-            "folder": printable(self.folder),
-            "files": list(self.files),
-            "skipped": list(self.skipped),
-            "resumed": list(self.resumed),
-            "received_bytes": self.received_bytes,
-            "notices": list(self.notices),
-            "elapsed_s": self.elapsed_s,
-        }
+        fields = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        paths = {"path": printable(self.path), "folder": printable(self.folder)}
+        return {"ok": True, **fields, **paths}
 
     def to_text(self) -> str:
         """A few readable lines."""
@@ -98,12 +90,12 @@ def download(
         base_url: of ``neox-20b``, whose list of files lies below it; default:
             ``$STREAMLOAD_NEOX_URL``.
         layers: of ``neox-20b``, only these blocks and what is outside of blocks.
-        attempts: of ``neox-20b``, tries in a row that bring nothing new before it is given up.
-        pause_s: between such tries; doubled from try to try.
+        attempts: of ``neox-20b``; give up after this many in a row that bring nothing new.
+        pause_s: between such attempts; doubled each time.
         progress: called as progress(done_bytes, total_bytes, file name).
 
     Raises:
-        DownloadError: a server refuses or breaks off; what arrived is kept.
+        DownloadError: the server refuses or breaks off; what arrived is kept.
         MissingExtraError: ``huggingface_hub`` is not installed.
         WriteError: the disk is full, or the folder cannot be written.
         ValueError: ``what`` is none of these, or there is no base address.
@@ -118,19 +110,19 @@ def download(
                 "that holds 20B_tokenizer.json, configs/20B.yml, latest and global_step150000/"
             )
         target = given or neox_folder(os.environ.get(_DATA_VARIABLE) or "data")
-        return _neox(target, address, layers, attempts, pause_s, progress, start_s)
-    match = _HUB_NAME.fullmatch(what)
-    if match is None:
+        get = partial(fetch, attempts=attempts, pause_s=pause_s, progress=progress)
+        report = _neox(target, address.rstrip("/"), layers, get)
+    elif match := HUB_NAME.fullmatch(what):
+        if base_url is not None or layers is not None:
+            raise ValueError(f"base_url and layers are for {_NEOX} only")
+        report = _from_hub(what, match["repo"], match["revision"], given, progress)
+    else:
         raise ValueError(f"cannot download {what!r}: expected hf:ORG/NAME[@REVISION] or {_NEOX}")
-    if base_url is not None or layers is not None:
-        raise ValueError(f"base_url and layers are for {_NEOX} only")
-    return _from_hub(what, match["repo"], match["revision"], given, progress, start_s)
+    return replace(report, elapsed_s=time.perf_counter() - start_s)
 
 
 def neox_folder(data: str) -> str:
-    """Where GPT-NeoX-20B is in a data folder: ``neox_fast`` (a faster disk) if that exists, else
-    ``neox``.
-    """
+    """GPT-NeoX-20B in a data folder: ``neox_fast`` (a faster disk) if it exists, else ``neox``."""
     fast = os.path.join(data, "neox_fast")
     return fast if os.path.isdir(fast) else os.path.join(data, "neox")
 
@@ -160,26 +152,19 @@ def neox_files(layers: Collection[int] | None = None) -> tuple[tuple[str, ...], 
 
 
 def _neox(
-    folder: str,
-    base_url: str,
-    layers: Collection[int] | None,
-    attempts: int,
-    pause_s: float,
-    progress: Progress | None,
-    start_s: float,
+    folder: str, base_url: str, layers: Collection[int] | None, get: Callable[[str, str], Fetched]
 ) -> DownloadReport:
     needed, unused = neox_files(layers)
     found: dict[str, Fetched] = {}
     notices: list[str] = []
     for name in (*needed, *unused):
-        url = f"{base_url.rstrip('/')}/{urllib.parse.quote(name)}"
         path = os.path.join(folder, *name.split("/"))
         try:
-            found[name] = fetch(url, path, attempts=attempts, pause_s=pause_s, progress=progress)
+            found[name] = get(f"{base_url}/{urllib.parse.quote(name)}", path)
         except DownloadError as error:
             if name in needed:
                 raise
-            notices.append(f"left out, and not needed to load it: {error}")
+            notices.append(f"left out (not needed for loading): {error}")
     return DownloadReport(
         folder,
         folder,
@@ -188,17 +173,11 @@ def _neox(
         tuple(name for name, one in found.items() if one.resumed),
         sum(one.received_bytes for one in found.values()),
         tuple(notices),
-        time.perf_counter() - start_s,
     )
 
 
 def _from_hub(
-    what: str,
-    repo: str,
-    revision: str | None,
-    folder: str | None,
-    progress: Progress | None,
-    start_s: float,
+    what: str, repo: str, revision: str | None, folder: str | None, progress: Progress | None
 ) -> DownloadReport:
     try:
         import huggingface_hub
@@ -225,7 +204,7 @@ def _from_hub(
             )
         absent = sorted(set(files) - set(names))
         if absent:
-            raise DownloadError(f"its index names files that are absent: {absent[:4]}", path=what)
+            raise DownloadError(f"its index names files that are missing: {absent[:4]}", path=what)
         where = huggingface_hub.snapshot_download(
             allow_patterns=[glob.escape(name) for name in files], **chosen, **bars
         )
@@ -234,7 +213,7 @@ def _from_hub(
     except failures as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DownloadError(f"the hub: {reason}", path=what) from error
-    return DownloadReport(folder or what, where, files, elapsed_s=time.perf_counter() - start_s)
+    return DownloadReport(folder or what, where, files)
 
 
 def _quiet_bar() -> type[Any]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from streamload import __version__
 from streamload.core.errors import DownloadError, WriteError
-from streamload.saving.atomic import translated
+from streamload.saving.atomic import put_in_place, translated
 
 __all__ = ["Fetched", "Progress", "fetch"]
 
@@ -43,7 +43,7 @@ class Fetched:
 
 
 class _BrokenError(Exception):
-    """A try that failed in a way that another may not."""
+    """An attempt failed, but another one may succeed."""
 
 
 @dataclass
@@ -63,20 +63,20 @@ def fetch(
     timeout_s: float = 30.0,
     progress: Progress | None = None,
 ) -> Fetched:
-    """Fetch one file, unless it is there already with the length that the server tells.
+    """Fetch one file, unless it is there already with the length that the server announces.
 
     Args:
         url: http or https.
         path: where the file goes; its folder is made.
-        attempts: tries in a row that bring nothing new before it is given up.
-        pause_s: before the second of these tries; doubled before each further one.
+        attempts: give up after this many attempts in a row that bring nothing new.
+        pause_s: before the second of these attempts; doubled before each further one.
         timeout_s: for connecting and for each wait for data.
         progress: called as progress(done_bytes, total_bytes, file name); 0 if the total is not
             known.
 
     Raises:
-        DownloadError: the server refuses, breaks off again and again, or sends other than it
-            announces. What arrived is kept for the next call.
+        DownloadError: the server refuses, breaks off again and again, or sends something else
+            than it announces. What arrived is kept for the next call.
         WriteError: the disk is full, or the path cannot be written.
     """
     if not url.lower().startswith(("http://", "https://")):
@@ -109,7 +109,7 @@ def _try_until_whole(part: _Part, attempts: int, pause_s: float) -> None:
             break
         time.sleep(min(pause_s * 2 ** max(in_vain - 1, 0), _LONGEST_PAUSE_S))
     raise DownloadError(
-        f"{problem}; {part.size} bytes are kept, and the next try goes on from there",
+        f"{problem}; {part.size} bytes are kept; the next attempt resumes from there",
         path=part.url,
     ) from problem
 
@@ -167,10 +167,10 @@ class _Part:
         return os.fstat(self._descriptor).st_size
 
     def extend(self) -> None:
-        """One try to fetch what is not there yet.
+        """Try once to fetch what is not there yet.
 
         Raises:
-            _BrokenError: another try may do better.
+            _BrokenError: another attempt may succeed.
             DownloadError: it would not.
         """
         start = self.size
@@ -197,17 +197,21 @@ class _Part:
             if total == start and self._known.total in (-1, total):
                 return  # all of it was there already
             self._restart()
-            raise _BrokenError(f"the server has {total} bytes, {start} were here: started over")
+            raise _BrokenError(
+                f"the server has {total} bytes, {start} were here already: started over"
+            )
         text = f"the server answers {status} {reason}"
         if status in _MAY_PASS:
             raise _BrokenError(text)
-        raise DownloadError(f"{text}; nothing was fetched from there", path=self.url) from error
+        raise DownloadError(f"{text}; nothing was fetched", path=self.url) from error
 
     def _take(self, answer: Any, start: int) -> None:
         """Write the answer's body behind what is there."""
         headers = answer.headers
         if headers.get("Content-Encoding", "identity") != "identity":
-            raise DownloadError("the server sends it compressed, unasked", path=self.url)
+            raise DownloadError(
+                "the server sends the file compressed, which was not asked for", path=self.url
+            )
         kind = headers.get_content_type()
         if kind == "text/html" and not self.path.endswith((".html", ".htm")):
             raise DownloadError("the server sends a web page, not the file", path=self.url)
@@ -270,7 +274,7 @@ class _Part:
         """Give the whole file its name."""
         with translated(self.path):
             os.fsync(self._descriptor)
-            os.replace(self._part, self.path)
+            put_in_place(self._part, self.path)
         with suppress(OSError):
             os.unlink(self._note)
 
@@ -279,14 +283,12 @@ def _lock(descriptor: int) -> bool:
     """Lock a file for this process; True also where there are no such locks."""
     try:
         import fcntl
-    except ImportError:
-        return True
-    try:
+
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:
-        return True  # a file system without locks
+    except (ImportError, OSError):
+        return True  # this system or this file system has none
     return True
 
 

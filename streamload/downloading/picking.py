@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Sequence
 
-__all__ = ["INDEXES", "pick_files"]
+from streamload.saving.extras import COMPANIONS
+from streamload.sources.folders import INDEXES, NOT_WEIGHTS, PART_OF, TORCH_ENDINGS
 
-# Best first; of each kind an index goes before a single file.
-INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_BESIDE = frozenset(
-    (
-        "config.json",
-        "generation_config.json",
-        "params.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "tokenizer.model",
-        "20B_tokenizer.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "vocab.json",
-        "vocab.txt",
-        "merges.txt",
-        "spiece.model",
-        "chat_template.jinja",
-        "chat_template.json",
-    )
-)
-_PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})(?P<ending>\.\w+)")
+__all__ = ["pick_files"]
+
+_BESIDE = ("config.json", "params.json", *COMPANIONS)
 # Weights of something else than the model, or a second copy of them.
-_NOT_WEIGHTS = ("adapter_", "optimizer", "training_args", "scheduler", "rng_state", "flax_", "tf_")
+_NOT_FIRST = (*NOT_WEIGHTS, "consolidated", "flax_", "tf_")
 
 
 def pick_files(
@@ -55,11 +36,11 @@ def pick_files(
 
 
 def _weights(names: Sequence[str], shards_of: Callable[[str], Collection[str]]) -> list[str]:
-    for index, endings in zip(INDEXES, ((".safetensors",), (".bin", ".pt", ".pth")), strict=True):
+    for index, endings in zip(INDEXES, ((".safetensors",), TORCH_ENDINGS), strict=True):
         if index in names:
             return [index, *sorted(set(shards_of(index)))]
-        kind = [n for n in names if n.endswith(endings) and not n.startswith(_NOT_WEIGHTS)]
-        found = _one_set([n for n in kind if not n.startswith("consolidated")])
+        kind = [n for n in names if n.endswith(endings)]
+        found = _one_set([n for n in kind if not n.startswith(_NOT_FIRST)])
         if found:
             return found
     for ending in (".safetensors", ".pth"):
@@ -74,9 +55,7 @@ def _one_set(names: Sequence[str]) -> list[str]:
     for name in ("model.safetensors", "pytorch_model.bin"):
         if name in names:
             return [name]
-    parts = [n for n in names if _PART.fullmatch(n)]
-    if not parts:
-        return list(names) if len(names) == 1 else []
-    first = _PART.fullmatch(parts[0])
-    assert first is not None, "parts are those that match"
-    return [n for n in parts if (m := _PART.fullmatch(n)) and m["stem"] == first["stem"]]
+    parts = [m for n in names if (m := PART_OF.fullmatch(n))]
+    if parts:
+        return [m.string for m in parts if m["stem"] == parts[0]["stem"]]
+    return list(names) if len(names) == 1 else []

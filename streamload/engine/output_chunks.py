@@ -11,10 +11,13 @@ from dataclasses import dataclass, replace
 from streamload.core.dtypes import BY_NAME
 from streamload.core.specs import StridedCopy, numel
 from streamload.engine.chunks import Part, cut
+from streamload.engine.execute import Execution, execute
+from streamload.engine.lanes.base import Lane
 from streamload.mapping.layout import coalesced, inverse
-from streamload.planning.records import PlannedTensor
+from streamload.planning.records import Plan, PlannedTensor
+from streamload.sources.base import Source
 
-__all__ = ["OutputChunk", "batches"]
+__all__ = ["OutputChunk", "batches", "execute_chunks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,11 @@ class OutputChunk:
     name: str
     start: int
     planned: PlannedTensor
+
+    @property
+    def key(self) -> str:
+        """A name of its own among all chunks."""
+        return f"{self.name}\0{self.start}"
 
 
 def batches(tensors: Sequence[PlannedTensor], budget_bytes: int) -> Iterator[list[OutputChunk]]:
@@ -40,6 +48,21 @@ def batches(tensors: Sequence[PlannedTensor], budget_bytes: int) -> Iterator[lis
             held += size
     if batch:
         yield batch
+
+
+def execute_chunks(
+    plan: Plan, source: Source, chunks: Sequence[OutputChunk], lane: Lane
+) -> Execution:
+    """Make chunks of a plan's targets; ``.tensors`` has them flat, by ``OutputChunk.key``."""
+    tensors = tuple(replace(chunk.planned, name=chunk.key) for chunk in chunks)
+    names = dict.fromkeys(name for tensor in tensors for name in tensor.sources)
+    # Many are taken in the order of the files, which is what reads ahead.
+    order = names if len(names) < 64 else [name for name in plan.stored if name in names]
+    stored = {name: plan.stored[name] for name in order}
+    run = execute(replace(plan, tensors=tensors, comparisons=(), stored=stored), source, lane)
+    targets = {chunk.key: chunk.name for chunk in chunks}
+    run.findings = [replace(f, tensor=targets.get(f.tensor, f.tensor)) for f in run.findings]
+    return run
 
 
 def _chunks(tensor: PlannedTensor, budget_bytes: int) -> Iterator[OutputChunk]:

@@ -12,12 +12,24 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Protocol, TypeVar
 
 from streamload.core.errors import WriteError
 
-__all__ = ["StagedFile", "StagedFolder", "check_space", "remove_leftovers", "translated"]
+__all__ = [
+    "StagedFile",
+    "check_space",
+    "committing",
+    "put_in_place",
+    "remove_leftovers",
+    "staged_file",
+    "sync_folder",
+    "temporary_name",
+    "translated",
+]
 
+_GIB = 1 << 30
 _PREFIX = ".streamload-"
 _NUMBERS = itertools.count()  # two threads that write one file must not share a temporary
 
@@ -55,7 +67,7 @@ def remove_leftovers(folder: str) -> None:
     """Remove temporaries of runs that are gone; those of living processes are left alone."""
     try:
         names = os.listdir(folder)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: no system takes such a path
         return
     for name in names:
         owner = name.removeprefix(_PREFIX).partition("-")[0] if name.startswith(_PREFIX) else ""
@@ -88,63 +100,84 @@ def _unlink(path: str) -> None:
 
 
 def check_space(folder: str, needed_bytes: int, *, path: str | None = None) -> None:
-    """Raise WriteError, about ``path``, if the file system of ``folder`` has too little room."""
-    free = shutil.disk_usage(folder).free
+    """Refuse before anything is written; ``folder`` need not be there yet.
+
+    Raises:
+        WriteError: about ``path``; the file system has less than ``needed_bytes`` free.
+    """
+    existing = os.path.abspath(folder)
+    while not os.path.isdir(existing) and os.path.dirname(existing) != existing:
+        existing = os.path.dirname(existing)
+    with translated(folder):
+        free = shutil.disk_usage(existing).free
     if free < needed_bytes:
         raise WriteError(
-            f"no room: {needed_bytes} bytes are needed, {free} are free",
+            f"no room: needs {needed_bytes / _GIB:.2f} GiB, {free / _GIB:.2f} GiB free "
+            f"({needed_bytes} bytes are needed, {free} are free)",
             path=folder if path is None else path,
             errno=errno.ENOSPC,
         )
 
 
+def put_in_place(temporary: str, path: str) -> None:
+    """Rename a whole file; an older one of that name is replaced at one stroke."""
+    with suppress(OSError):  # there may be no older file
+        os.chmod(temporary, stat.S_IMODE(os.stat(path).st_mode))
+    os.replace(temporary, path)
+
+
 class StagedFile:
     """A file under a temporary name; ``commit`` gives it its own, ``discard`` removes it.
 
-    ``shown`` is the path for messages, where ``path`` lies in a folder that is temporary itself.
+    Args:
+        path: its name in the end.
+        shown: the path for messages, where ``path`` lies in a folder that is temporary itself.
+        durable: bring it to the disk before it gets its name.
     """
 
-    def __init__(self, path: str, *, shown: str | None = None) -> None:
+    def __init__(self, path: str, *, shown: str | None = None, durable: bool = True) -> None:
         self.path = path
-        self._shown = path if shown is None else shown
-        with translated(self._shown):
-            self._temporary = temporary_name(path)
+        self.shown = path if shown is None else shown
+        self._durable = durable
+        with translated(self.shown):
+            self.temporary = temporary_name(path)
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
-            self._descriptor = os.open(self._temporary, flags, 0o666)
+            self._descriptor = os.open(self.temporary, flags, 0o666)
         self._open = True
         self._took_a_free_name = False
 
     def write(self, data: memoryview | bytes, offset: int) -> None:
         """Write all of ``data`` at ``offset``."""
         view = memoryview(data)
-        with translated(self._shown):
+        with translated(self.shown):
             done = 0
             while done < len(view):
                 done += _pwrite(self._descriptor, view[done : done + (8 << 20)], offset + done)
 
     def finish(self) -> None:
-        """Bring everything to the disk; once is enough."""
+        """Bring everything to the disk and close the file; once is enough."""
         if not self._open:
             return
-        with translated(self._shown):
-            os.fsync(self._descriptor)
+        with translated(self.shown):
+            if self._durable:
+                os.fsync(self._descriptor)
             self._close()
 
     def commit(self) -> None:
         """Give the file its name; an older file of that name is replaced at one stroke."""
         self.finish()
-        with translated(self._shown):
+        with translated(self.shown):
             is_free = not os.path.lexists(self.path)
-            _keep_mode(self.path, self._temporary)
-            os.replace(self._temporary, self.path)
+            put_in_place(self.temporary, self.path)
             self._took_a_free_name = is_free
-        _sync_folder(os.path.dirname(self.path) or os.curdir)
+        if self._durable:
+            sync_folder(os.path.dirname(self.path) or os.curdir)
 
     def discard(self) -> None:
         """Remove the temporary; the file of that name, if any, is as it was."""
         if self._open:
             self._close()
-        _unlink(self._temporary)
+        _unlink(self.temporary)
 
     def take_back(self) -> None:
         """Undo ``commit``, if there was no older file of that name."""
@@ -157,6 +190,20 @@ class StagedFile:
         os.close(self._descriptor)
 
 
+def staged_file(path: str, nbytes: int) -> StagedFile:
+    """A StagedFile of ``nbytes`` bytes; its folder is made, and what killed runs left there goes.
+
+    Raises:
+        WriteError: there is too little room, or nothing can be written there.
+    """
+    folder = os.path.dirname(path) or os.curdir
+    remove_leftovers(folder)
+    check_space(folder, nbytes, path=path)
+    with translated(path):
+        os.makedirs(folder, exist_ok=True)
+    return StagedFile(path)
+
+
 def _pwrite(descriptor: int, data: memoryview, offset: int) -> int:
     if hasattr(os, "pwrite"):
         return os.pwrite(descriptor, data, offset)
@@ -164,14 +211,7 @@ def _pwrite(descriptor: int, data: memoryview, offset: int) -> int:
     return os.write(descriptor, data)
 
 
-def _keep_mode(old: str, new: str) -> None:
-    try:
-        os.chmod(new, stat.S_IMODE(os.stat(old).st_mode))
-    except OSError:
-        return  # there is no older file
-
-
-def _sync_folder(folder: str) -> None:
+def sync_folder(folder: str) -> None:
     if not hasattr(os, "O_DIRECTORY"):
         return
     try:
@@ -186,61 +226,21 @@ def _sync_folder(folder: str) -> None:
         os.close(descriptor)
 
 
-class StagedFolder:
-    """Several files that belong together, written into an existing or a new folder.
+class _Staged(Protocol):
+    def commit(self) -> None: ...
 
-    A folder that is not there yet appears whole, by one rename. In an existing one the files are
-    renamed one by one in the order they were added. The one that seals the set is what makes
-    readers see it, so an index goes behind its shards; what fails before it takes all back.
-    """
+    def discard(self) -> None: ...
 
-    def __init__(self, path: str) -> None:
-        self.path = path.rstrip(os.sep) or path
-        self._files: list[StagedFile] = []
-        self._seal: StagedFile | None = None
-        self._sealed = False
-        self._is_new = not os.path.lexists(self.path)
-        with translated(self.path):
-            self._folder = temporary_name(self.path) if self._is_new else self.path
-            parent = os.path.dirname(self.path) or os.curdir
-            os.makedirs(parent, exist_ok=True)
-            remove_leftovers(parent)
-            if self._is_new:
-                os.mkdir(self._folder)
-            else:
-                remove_leftovers(self._folder)
 
-    @property
-    def folder(self) -> str:
-        """Where files are being written."""
-        return self._folder
+_T = TypeVar("_T", bound=_Staged)
 
-    def add(self, name: str, *, seals: bool = False) -> StagedFile:
-        """A new file of the set; ``seals``: readers see the set once it has its name."""
-        given = os.path.join(self.path, name)
-        file = StagedFile(os.path.join(self._folder, name), shown=given)
-        self._files.append(file)
-        if seals:
-            self._seal = file
-        return file
 
-    def commit(self) -> None:
-        """Put all files in place."""
-        for file in self._files:
-            file.finish()
-        for file in self._files:
-            file.commit()
-            self._sealed |= file is self._seal
-        if self._is_new:
-            with translated(self.path):
-                os.rename(self._folder, self.path)
-            _sync_folder(os.path.dirname(self.path) or os.curdir)
-
-    def discard(self) -> None:
-        """Remove everything that was written."""
-        for file in self._files:
-            file.discard()
-            if not self._sealed:
-                file.take_back()
-        if self._is_new:
-            shutil.rmtree(self._folder, ignore_errors=True)
+@contextmanager
+def committing(staged: _T) -> Iterator[_T]:
+    """Commits a StagedFile or StagedFolder at the end; discards it on any exception instead."""
+    try:
+        yield staged
+        staged.commit()
+    except BaseException:
+        staged.discard()
+        raise

@@ -8,21 +8,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from streamload.core.errors import CheckpointError, WriteError
+from streamload.core.report import ExportReport, MemoryReport
 from streamload.engine.execute import Execution, Progress
 from streamload.planning.records import Plan
-from streamload.saving.atomic import (
-    StagedFile,
-    StagedFolder,
-    check_space,
-    remove_leftovers,
-    translated,
-)
+from streamload.saving.atomic import StagedFile, committing, staged_file, translated
 from streamload.saving.file_layout import NewFile, index_text, lay_out
 from streamload.saving.pipeline import Place, fill
+from streamload.saving.staged_folder import StagedFolder
 from streamload.sources.base import Source
 from streamload.sources.index import read_index
+from streamload.system.peaks import PeakSampler
 
-__all__ = ["write_checkpoint"]
+__all__ = ["peak_memory", "write_checkpoint"]
 
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -36,7 +33,7 @@ def write_checkpoint(
     extras: Mapping[str, bytes],
     max_shard_bytes: int | None = None,
     progress: Progress | None = None,
-) -> tuple[Execution, list[str]]:
+) -> ExportReport:
     """Write a plan's tensors as a checkpoint; on any exception what was there is whole.
 
     Args:
@@ -48,33 +45,44 @@ def write_checkpoint(
         progress: see ``fill``.
 
     Returns:
-        What was done, and the names of the files with tensors.
+        What was written; the caller adds names, time and memory.
     """
     if path.lower().endswith(".safetensors"):
         if max_shard_bytes is not None:
             raise ValueError("max_shard_bytes needs a folder, not one file")
-        return _write_file(plan, source, path, progress)
-    return _write_folder(plan, source, path, extras, max_shard_bytes, progress)
+        run, files = _write_file(plan, source, path, progress)
+    else:
+        run, files = _write_folder(plan, source, path, extras, max_shard_bytes, progress)
+    return ExportReport(
+        path,
+        tuple(files),
+        plan.ledger,
+        plan.dtype,
+        notices=run.notices,
+        bytes_read=run.bytes_read,
+        bytes_written=run.bytes_written,
+    )
+
+
+def peak_memory(sampler: PeakSampler) -> MemoryReport:
+    """The peaks over the start of the sampling."""
+    peaks = sampler.peaks
+    return MemoryReport(
+        peak_rss_bytes=peaks.rss_bytes,
+        peak_anonymous_bytes=peaks.anonymous_bytes,
+        peak_file_bytes=peaks.file_bytes,
+    )
 
 
 def _write_file(
     plan: Plan, source: Source, path: str, progress: Progress | None
 ) -> tuple[Execution, list[str]]:
-    folder, name = os.path.split(path)
     if os.path.isdir(path):
         raise WriteError("is a folder", path=path)
-    with translated(path):
-        os.makedirs(folder or os.curdir, exist_ok=True)
-    remove_leftovers(folder or os.curdir)
+    name = os.path.basename(path)
     (layout,) = lay_out(plan.tensors, name)
-    check_space(folder or os.curdir, layout.nbytes, path=path)
-    file = StagedFile(path)
-    try:
+    with committing(staged_file(path, layout.nbytes)) as file:
         run = _fill_files(plan, source, [(layout, file)], progress)
-        file.commit()
-    except BaseException:
-        file.discard()
-        raise
     return run, [name]
 
 
@@ -95,23 +103,16 @@ def _write_folder(
         # A reader must never meet shards of two sets under one name.
         token = secrets.token_hex(4)
         layouts = lay_out(plan.tensors, _FILE, max_shard_bytes=max_shard_bytes, token=token)
-    folder = StagedFolder(path)
-    try:
-        check_space(folder.folder, sum(f.nbytes for f in layouts), path=path)
-        alone = len(layouts) == 1
+    alone = len(layouts) == 1
+    with committing(StagedFolder(path, nbytes=sum(f.nbytes for f in layouts))) as folder:
         staged = [(f, folder.add(f.name, seals=alone)) for f in layouts]
         run = _fill_files(plan, source, staged, progress)
-        if len(layouts) > 1:
-            total = sum(t.nbytes for t in plan.tensors)
-            folder.add(_INDEX, seals=True).write(index_text(layouts, total), 0)
+        if not alone:
+            folder.add(_INDEX, seals=True).write(index_text(layouts), 0)
         for name, text in extras.items():
             folder.add(name).write(text, 0)
-        folder.commit()
-    except BaseException:
-        folder.discard()
-        raise
     names = [f.name for f in layouts]
-    _remove_stale(path, old, {*names, *([_INDEX] if len(layouts) > 1 else [])})
+    _remove_stale(path, old, {*names, *([] if alone else [_INDEX])})
     return run, names
 
 
@@ -129,14 +130,14 @@ def _fill_files(
 
 
 def _refuse_foreign_index(folder: str) -> None:
-    """An index of another name would go on deciding what the folder holds."""
+    """An index of another name would still decide which files a reader opens."""
     if not os.path.isdir(folder):
         return
     names = [n for n in os.listdir(folder) if n.lower().endswith(".safetensors.index.json")]
     foreign = sorted(n for n in names if n != _INDEX and not n.startswith("."))
     if foreign:
         raise WriteError(
-            f"holds {foreign[0]!r}, which readers would take instead of the new files; choose "
+            f"holds {foreign[0]!r}, which readers would follow instead of the new files; choose "
             "another folder",
             path=folder,
         )
@@ -145,7 +146,7 @@ def _refuse_foreign_index(folder: str) -> None:
 def _old_files(folder: str) -> list[str]:
     """The files of an older export in ``folder``: its index first, then what it names.
 
-    The index may be anybody's: nothing but safetensors files of the folder itself is believed.
+    The index may be anybody's: only safetensors files of the folder itself are believed.
     """
     index = os.path.join(folder, _INDEX)
     if not os.path.isfile(index):

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from streamload.core.errors import CheckpointError
 from streamload.core.options import bound_of_shards, settings_from
-from streamload.core.report import ExportReport, LoadedTensor, MemoryReport
+from streamload.core.report import ExportReport, LoadedTensor
 from streamload.engine.reduce import compare
 from streamload.mapping.configuration import config_or_guess
-from streamload.planning.conversion import Conversion, plan_conversion
-from streamload.saving.checkpoint import write_checkpoint
+from streamload.planning.conversion import plan_conversion
+from streamload.planning.records import Plan
+from streamload.saving.checkpoint import peak_memory, write_checkpoint
 from streamload.saving.extras import config_text, tokenizer_files
 from streamload.saving.writable import only_writable
 from streamload.sources.base import Source
@@ -59,57 +60,42 @@ def convert(
 
     Raises:
         CheckpointError: the source cannot be used, or its tied weights differ.
-        PlanError: tensors are missing, unknown, misshapen, or nothing that safetensors can hold.
+        PlanError: tensors are missing, unknown, misshapen, or not what safetensors can hold.
         WriteError: the disk is full, the path cannot be written, or the folder has an index of
-            another name, which would go on deciding what it holds.
+            another name, which readers would still follow.
     """
     if names not in ("published", "local"):
         raise ValueError(f"names must be 'published' or 'local', not {names!r}")
     start_s = time.perf_counter()
     options = settings_from({"dtype": dtype})
     max_shard_bytes = bound_of_shards(max_shard_bytes)
-    given = os.fsdecode(path)
+    target = os.fsdecode(path)
     with open_checkpoint(source) as opened, PeakSampler() as sampler:
         config, notices = config_or_guess(opened.config(), opened.catalog)
-        made = plan_conversion(opened.catalog, config, names, options, source=opened.path)
-        made = replace(made, plan=only_writable(made.plan))
-        made.plan.raise_if_refused()
-        _refuse_unequal_ties(made, opened)
-        extras = _extras(opened, made, given)
-        run, files = write_checkpoint(
-            made.plan,
+        conversion = plan_conversion(opened.catalog, config, names, options, source=opened.path)
+        plan = only_writable(conversion.plan)
+        plan.raise_if_refused()
+        _refuse_unequal_ties(plan, opened)
+        report = write_checkpoint(
+            plan,
             opened,
-            given,
-            extras=extras,
+            target,
+            extras=_extras(opened, plan, conversion.config, target),
             max_shard_bytes=max_shard_bytes,
             progress=progress,
         )
-    return ExportReport(
-        given,
-        tuple(files),
-        made.plan.ledger,
-        made.plan.dtype,
-        made.names,
-        (
-            *notices,
-            *made.plan.notices,
-            *_casts(made.plan.ledger),
-            *run.notices,
-        ),
-        run.bytes_read,
-        run.bytes_written,
-        time.perf_counter() - start_s,
-        MemoryReport(
-            peak_rss_bytes=max(sampler.peaks.rss_bytes, 0),
-            peak_anonymous_bytes=max(sampler.peaks.anonymous_bytes, 0),
-            peak_file_bytes=max(sampler.peaks.file_bytes, 0),
-        ),
+    return replace(
+        report,
+        names=conversion.names,
+        notices=(*notices, *plan.notices, *_casts(plan.ledger), *report.notices),
+        elapsed_s=time.perf_counter() - start_s,
+        memory=peak_memory(sampler),
     )
 
 
-def _refuse_unequal_ties(made: Conversion, source: Source) -> None:
-    lenient = replace(made.plan, options=replace(made.plan.options, ties="keep"))
-    for comparison in made.plan.comparisons:
+def _refuse_unequal_ties(plan: Plan, source: Source) -> None:
+    lenient = replace(plan, options=replace(plan.options, ties="keep"))
+    for comparison in plan.comparisons:
         if compare(lenient, source, comparison) is None:
             continue
         kept, other = (" + ".join(t.sources) for t in (comparison.kept, comparison.other))
@@ -121,13 +107,15 @@ def _refuse_unequal_ties(made: Conversion, source: Source) -> None:
         )
 
 
-def _extras(source: Source, made: Conversion, path: str) -> dict[str, bytes]:
+def _extras(
+    source: Source, plan: Plan, config: Mapping[str, Any] | None, path: str
+) -> dict[str, bytes]:
     """Small files for the new folder; none beside a single file."""
     if path.lower().endswith(".safetensors"):
         return {}
     extras = tokenizer_files(folder_of(source.path), path)
-    if made.config is not None:
-        extras["config.json"] = config_text(made.config, made.plan)
+    if config is not None:
+        extras["config.json"] = config_text(config, plan)
     return extras
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from streamload.core.options import bound_of_shards, settings_from
-from streamload.core.report import ExportReport, MemoryReport
+from streamload.core.report import ExportReport
 from streamload.mapping.binding import Mapper
 from streamload.mapping.common import layer_of
 from streamload.mapping.registry import known_model_types, mapping_for
@@ -22,7 +22,7 @@ from streamload.models.decoder import Decoder
 from streamload.module.targets import targets_of
 from streamload.planning.inverse import build_export_plan
 from streamload.planning.records import Targets
-from streamload.saving.checkpoint import write_checkpoint
+from streamload.saving.checkpoint import peak_memory, write_checkpoint
 from streamload.saving.extras import config_text
 from streamload.saving.writable import only_writable
 from streamload.sources.in_memory import MemorySource
@@ -54,7 +54,7 @@ def export(
         PlanError: a parameter has no published name, holds no data, or is nothing that
             safetensors can hold.
         WriteError: the disk is full, the path cannot be written, or the folder has an index of
-            another name, which would go on deciding what it holds.
+            another name, which readers would still follow.
     """
     start_s = time.perf_counter()
     options = settings_from({"dtype": dtype})
@@ -68,33 +68,23 @@ def export(
         if not tensor.is_meta
     }
     source = MemorySource(tensors, path=f"<{type(module).__name__}>")
-    made = build_export_plan(source.catalog.tensors, name_map, targets, options, source=source.path)
-    made = only_writable(made)
-    made.raise_if_refused()
+    plan = build_export_plan(source.catalog.tensors, name_map, targets, options, source=source.path)
+    plan = only_writable(plan)
+    plan.raise_if_refused()
     config = _config_dict(module)
     with PeakSampler() as sampler:
-        run, files = write_checkpoint(
-            made,
+        report = write_checkpoint(
+            plan,
             source,
             os.fsdecode(path),
-            extras={"config.json": config_text(config, made)} if config else {},
+            extras={"config.json": config_text(config, plan)} if config else {},
             max_shard_bytes=max_shard_bytes,
         )
-    return ExportReport(
-        os.fsdecode(path),
-        tuple(files),
-        made.ledger,
-        made.dtype,
-        "published" if name_map is not None else "local",
-        run.notices,
-        run.bytes_read,
-        run.bytes_written,
-        time.perf_counter() - start_s,
-        MemoryReport(
-            peak_rss_bytes=sampler.peaks.rss_bytes,
-            peak_anonymous_bytes=sampler.peaks.anonymous_bytes,
-            peak_file_bytes=sampler.peaks.file_bytes,
-        ),
+    return replace(
+        report,
+        names="published" if name_map is not None else "local",
+        elapsed_s=time.perf_counter() - start_s,
+        memory=peak_memory(sampler),
     )
 
 

@@ -10,9 +10,10 @@ from typing import Any
 from streamload.planning.records import Plan
 from streamload.sources.files import OpenFile
 
-__all__ = ["config_text", "tokenizer_files"]
+__all__ = ["COMPANIONS", "config_text", "tokenizer_files"]
 
-_NAMES = (
+# Files beside the weights that say how to use the model: the tokenizer's and generation's.
+COMPANIONS = (
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
@@ -50,7 +51,7 @@ def tokenizer_files(folder: str, target: str) -> dict[str, bytes]:
         CheckpointError, ReadError: one of them cannot be read.
     """
     found: dict[str, bytes] = {}
-    for name in _NAMES:
+    for name in COMPANIONS:
         path = os.path.join(folder, name)
         if not os.path.isfile(path) or os.path.getsize(path) > _MAX_BYTES:
             continue

@@ -6,10 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from streamload.core.dtypes import BY_NAME
+from streamload.core.specs import TensorSpec
 from streamload.planning.records import PlannedTensor
 from streamload.sources.safetensors.header import MAX_HEADER_BYTES
 
 __all__ = ["NewFile", "index_text", "lay_out"]
+
+_Tensors = Sequence[PlannedTensor | TensorSpec]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +34,13 @@ class NewFile:
 
 
 def lay_out(
-    tensors: Sequence[PlannedTensor],
+    tensors: _Tensors,
     name: str,
     *,
     max_shard_bytes: int | None = None,
     metadata: Mapping[str, str] | None = None,
     token: str = "",
+    aligned: bool = True,
 ) -> list[NewFile]:
     """One file called ``name``, or shards ``STEM[-TOKEN]-00001-of-0000N`` under the bound.
 
@@ -45,11 +50,13 @@ def lay_out(
         max_shard_bytes: of tensor data in a file; a larger tensor has a file of its own.
         metadata: the header's string-to-string map.
         token: sets the shards' names apart from those of an older set in the same folder.
+        aligned: data begins at a multiple of 64, and wider elements go first, so that every
+            tensor can be mapped; else of 8, in the given order, as many published files are.
 
     Raises:
         ValueError: a header would be over the format's limit.
     """
-    shards: list[list[PlannedTensor]] = [[]]
+    shards: list[list[PlannedTensor | TensorSpec]] = [[]]
     held = 0
     for tensor in tensors:
         if max_shard_bytes is not None and shards[-1] and held + tensor.nbytes > max_shard_bytes:
@@ -57,33 +64,31 @@ def lay_out(
             held = 0
         shards[-1].append(tensor)
         held += tensor.nbytes
-    if len(shards) == 1:
-        return [_file(name, shards[0], metadata)]
-    stem, _, ending = name.rpartition(".")
-    stem = f"{stem}-{token}" if token else stem
-    return [
-        _file(f"{stem}-{i:05d}-of-{len(shards):05d}.{ending}", shard, metadata)
-        for i, shard in enumerate(shards, 1)
-    ]
+    if aligned:  # a stable sort, as the reference writer does
+        shards = [sorted(s, key=lambda t: -BY_NAME[t.dtype].itemsize) for s in shards]
+    names = [name]
+    if len(shards) > 1:
+        stem, _, ending = name.rpartition(".")
+        stem = f"{stem}-{token}" if token else stem
+        names = [f"{stem}-{i + 1:05d}-of-{len(shards):05d}.{ending}" for i in range(len(shards))]
+    multiple = 64 if aligned else 8
+    return [_file(n, s, metadata or {}, multiple) for n, s in zip(names, shards, strict=True)]
 
 
-def _file(
-    name: str, tensors: Sequence[PlannedTensor], metadata: Mapping[str, str] | None
-) -> NewFile:
-    entries: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
-    # Wider elements first, as the reference writer does: every tensor stays aligned.
+def _file(name: str, tensors: _Tensors, metadata: Mapping[str, str], multiple: int) -> NewFile:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
     position = 0
     starts: dict[str, int] = {}
-    for tensor in _aligned(tensors):
+    for tensor in tensors:
+        starts[tensor.name] = position
+        position += tensor.nbytes
         entries[tensor.name] = {
             "dtype": tensor.dtype,
             "shape": list(tensor.shape),
-            "data_offsets": [position, position + tensor.nbytes],
+            "data_offsets": [starts[tensor.name], position],
         }
-        starts[tensor.name] = position
-        position += tensor.nbytes
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-(len(text) + 8) % 64)  # the data begins at a multiple of 64
+    text += b" " * (-(len(text) + 8) % multiple)
     if len(text) > MAX_HEADER_BYTES:
         raise ValueError(f"the header of {name} would be {len(text)} bytes long")
     header = len(text).to_bytes(8, "little") + text
@@ -91,18 +96,9 @@ def _file(
     return NewFile(name, header, offsets, len(header) + position)
 
 
-def _aligned(tensors: Sequence[PlannedTensor]) -> list[PlannedTensor]:
-    """In the given order, but never a wider element behind an odd number of bytes."""
-    from streamload.core.dtypes import BY_NAME
-
-    sizes = {BY_NAME[t.dtype].itemsize for t in tensors}
-    if len(sizes) < 2:
-        return list(tensors)
-    return sorted(tensors, key=lambda t: -BY_NAME[t.dtype].itemsize)
-
-
-def index_text(files: Sequence[NewFile], total_bytes: int) -> bytes:
+def index_text(files: Sequence[NewFile]) -> bytes:
     """``model.safetensors.index.json`` for a set of shards."""
     weight_map = {tensor: file.name for file in files for tensor in file.offsets}
+    total_bytes = sum(file.nbytes - len(file.header) for file in files)
     index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
     return json.dumps(index, indent=2, ensure_ascii=False).encode() + b"\n"

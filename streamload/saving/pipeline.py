@@ -1,4 +1,4 @@
-"""Fills new files from a plan: slabs are made by the engine's workers, then written, in turns.
+"""Fills new files from a plan: chunks are made by the engine's workers, then written, in turns.
 
 While one staging buffer is written, the next is filled; nothing else of the model is in memory.
 """
@@ -6,16 +6,15 @@ While one staging buffer is written, the next is filled; nothing else of the mod
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from streamload.core.dtypes import BY_NAME
 from streamload.core.findings import added_up
-from streamload.engine.execute import Execution, Progress, execute
+from streamload.engine.execute import Execution, Progress
 from streamload.engine.lanes.cpu import CpuLane, CpuWorker
-from streamload.engine.output_chunks import OutputChunk, batches
+from streamload.engine.output_chunks import OutputChunk, batches, execute_chunks
 from streamload.planning.records import Plan, PlannedTensor
 from streamload.saving.atomic import StagedFile
 from streamload.sources.base import Source
@@ -51,22 +50,26 @@ def fill(
         WriteError, ReadError, CheckpointError: the caller discards the files.
     """
     total = sum(t.nbytes for t in plan.tensors)
-    run = Execution()
+    totals = Execution()
     workers: list[CpuWorker] = []
     buffers = (_Staging(workers), _Staging(workers))
     writer = _Writer()
     try:
         for turn, batch in enumerate(batches(plan.tensors, OUTPUT_CHUNK_BYTES)):
             staging = buffers[turn % 2]
-            made = _make(plan, source, batch, staging, run)
-            writer.start([(places[s.name], s, made[key]) for key, s in _keyed(batch)])
+            staging.begin(batch)
+            run = execute_chunks(plan, source, batch, staging)
+            writer.start([(places[c.name], c, run.tensors[c.key]) for c in batch])
+            totals.bytes_read += run.bytes_read
+            totals.bytes_written += run.bytes_written
+            totals.findings += run.findings
             if progress is not None:
-                progress(run.bytes_written, total, batch[-1].name)
+                progress(totals.bytes_written, total, batch[-1].name)
     finally:
         writer.join()
     writer.raise_if_failed()
-    run.findings = added_up(run.findings)
-    return run
+    totals.findings = added_up(totals.findings)
+    return totals
 
 
 class _Staging(CpuLane):
@@ -82,8 +85,9 @@ class _Staging(CpuLane):
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
-    def begin(self, needed_bytes: int) -> None:
-        """Start over with room for ``needed_bytes``."""
+    def begin(self, batch: Sequence[OutputChunk]) -> None:
+        """Start over with room for a batch."""
+        needed_bytes = sum(_aligned(chunk.planned.nbytes) for chunk in batch)
         self._used = 0
         if self._buffer.numel() < needed_bytes:
             self._buffer = torch.empty(0, dtype=torch.uint8)
@@ -100,8 +104,12 @@ class _Staging(CpuLane):
         """The next free part of the buffer, aligned to 64 bytes."""
         dtype: torch.dtype = getattr(torch, BY_NAME[tensor.dtype].torch_name or "")
         part = self._buffer[self._used : self._used + tensor.nbytes].view(dtype)
-        self._used += -(-tensor.nbytes // 64) * 64
+        self._used += _aligned(tensor.nbytes)
         return part
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // 64) * 64
 
 
 class _KeptWorker(CpuWorker):
@@ -114,29 +122,6 @@ class _KeptWorker(CpuWorker):
     def close(self) -> None:
         """Wait among the idle."""
         self._idle.append(self)
-
-
-def _keyed(batch: Iterable[OutputChunk]) -> list[tuple[str, OutputChunk]]:
-    """OutputChunks under names that are unique in the batch."""
-    return [(f"{chunk.name}\0{chunk.start}", chunk) for chunk in batch]
-
-
-def _make(
-    plan: Plan, source: Source, batch: list[OutputChunk], staging: _Staging, run: Execution
-) -> dict[str, torch.Tensor]:
-    """All slabs of a batch, by key, in ``staging``."""
-    tensors = tuple(replace(chunk.planned, name=key) for key, chunk in _keyed(batch))
-    names = {name for tensor in tensors for name in tensor.sources}
-    # The order of the files is kept: it is what reads ahead.
-    order = names if len(names) < 64 else [n for n in plan.stored if n in names]
-    part = replace(plan, tensors=tensors, comparisons=(), stored={n: plan.stored[n] for n in order})
-    staging.begin(sum(-(-t.nbytes // 64) * 64 for t in tensors))
-    made = execute(part, source, staging)
-    run.bytes_read += made.bytes_read
-    run.bytes_written += made.bytes_written
-    # What was found chunk by chunk is told of whole tensors.
-    run.findings += [replace(f, tensor=f.tensor.partition("\0")[0]) for f in made.findings]
-    return made.tensors
 
 
 class _Writer:

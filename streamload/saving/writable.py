@@ -1,4 +1,4 @@
-"""What a safetensors file cannot hold, told before one is written."""
+"""What a safetensors file cannot hold, found before one is written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RESERVED = "__metadata__"
 
 
 def only_writable(plan: Plan) -> Plan:
-    """The plan, refused if a tensor of it has no place in a safetensors file."""
+    """The plan, refused if safetensors cannot hold one of its tensors."""
     problems = tuple(
         f"{tensor.name!r} cannot be written: {why}"
         for tensor in plan.tensors
@@ -32,9 +32,9 @@ def _fault(name: str, dtype: str) -> str:
 def name_fault(name: str) -> str:
     """Why no tensor in a safetensors file can have this name, or nothing."""
     if name == _RESERVED:
-        return "safetensors keeps that name for the header's own map"
+        return "safetensors reserves that name for the header's metadata"
     try:
         name.encode()
     except UnicodeEncodeError:
-        return "its name is no valid Unicode (a surrogate stands alone)"
+        return "its name is not valid Unicode (it has a lone surrogate)"
     return ""

@@ -8,15 +8,17 @@ from collections.abc import Sequence
 
 from streamload.core.errors import CheckpointError, printable
 
-__all__ = ["TORCH_ENDINGS", "choose_files", "names_in"]
+__all__ = ["INDEXES", "NOT_WEIGHTS", "PART_OF", "TORCH_ENDINGS", "choose_files", "names_in"]
 
-_PART_OF = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})(?P<ending>\.\w+)")
+PART_OF = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})(?P<ending>\.\w+)")
 _ANY_PART = re.compile(r".+-0*(?P<part>\d+)-of-0*(?P<count>\d+)\.\w+")
 _PARTITION = re.compile(
     r"(layer_\d+-model_\d+-model_states|mp_rank_\d+_model_states|zero_pp_.*)\.pt"
 )
-# Files that stand beside weights and are none, or repeat them.
-_BESIDE = ("consolidated", "adapter_", "optimizer", "training_args", "scheduler", "rng_state")
+# How the names of files begin that stand beside weights and are none.
+NOT_WEIGHTS = ("adapter_", "optimizer", "training_args", "scheduler", "rng_state")
+# Best first.
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 TORCH_ENDINGS = (".bin", ".pt", ".pth")
 
 
@@ -36,9 +38,7 @@ def choose_files(files: Sequence[str], endings: tuple[str, ...]) -> list[str] | 
     """The names of the files to open, or of one index; None if there is none of this kind."""
     kinds = [name for name in files if name.lower().endswith(endings)]
     indexes = [n for n in files if n.lower().endswith(tuple(e + ".index.json" for e in endings))]
-    preferred = [
-        n for n in indexes if n in ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-    ]
+    preferred = [n for n in indexes if n in INDEXES]
     if len(indexes) > 1 and not preferred:
         raise CheckpointError(f"several indexes: {', '.join(indexes)}; pass the one that is meant")
     if indexes:
@@ -47,10 +47,10 @@ def choose_files(files: Sequence[str], endings: tuple[str, ...]) -> list[str] | 
         if name in kinds:
             return [name]
     # Mistral's folders repeat all weights under other names in consolidated*: a last resort.
-    main = [n for n in kinds if not n.startswith(_BESIDE)]
+    main = [n for n in kinds if not n.startswith(("consolidated", *NOT_WEIGHTS))]
     candidates = main or [n for n in kinds if n.startswith("consolidated")]
     candidates = [n for n in candidates if not _PARTITION.fullmatch(n)]
-    parts = [n for n in candidates if _PART_OF.fullmatch(n)]
+    parts = [n for n in candidates if PART_OF.fullmatch(n)]
     if parts:
         return _complete_set(parts, [n for n in candidates if n not in parts])
     if len(candidates) > 1:
@@ -78,7 +78,7 @@ def _complete_set(names: Sequence[str], others: Sequence[str]) -> list[str]:
     """
     sets: dict[tuple[str, str, str], dict[int, str]] = {}
     for name in names:
-        match = _PART_OF.fullmatch(name)
+        match = PART_OF.fullmatch(name)
         if match:
             key = (match["stem"], match["count"], match["ending"])
             sets.setdefault(key, {})[int(match["part"])] = name

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from streamload.core.errors import StreamloadError, WriteError
-from streamload.core.specs import Shape
-from streamload.synthesis.checkpoint import Progress, SynthesisReport
+from streamload.core.specs import Shape, numel
+from streamload.saving.atomic import StagedFile, committing
+from streamload.saving.staged_folder import StagedFolder
 from streamload.synthesis.neox_config import STEP_FOLDER, small_files
 from streamload.synthesis.randoms import encode, values
 from streamload.synthesis.recipes import Recipe
-from streamload.synthesis.staging import StagedFiles, check_free_space
+from streamload.synthesis.writing import SLACK_BYTES, Progress, SynthesisReport, refuse_other
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +26,6 @@ __all__ = ["synthesize_neox_raw"]
 Split = Literal["dim 0", "dim 1", "sum", "duplicate"]
 _LAYER_FILE = re.compile(r"layer_\d+-model_\d+-model_states\.pt")
 _HEAD_SIZES = (96, 64, 32, 16)
-_SLACK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,27 +95,24 @@ def synthesize_neox_raw(
         for rank in range(partitions)
     }
     stale = _layer_files_in(os.path.join(folder, STEP_FOLDER))
-    if stale and not force:
-        raise WriteError(
-            f"another checkpoint is there ({stale[0]}): choose an empty folder, "
-            "or overwrite it with force=True (--force)",
-            path=folder,
-        )
+    refuse_other(folder, stale, force=force)
     total = sum(_nbytes(parts, partitions) for _, _, parts in files.values())
-    check_free_space(folder, _SLACK_BYTES + (0 if sparse else total))
     done = tensors = 0
-    with StagedFiles(folder) as staged:
+    staged_folder = StagedFolder(
+        folder, nbytes=SLACK_BYTES + (0 if sparse else total), durable=False
+    )
+    with committing(staged_folder) as staged:
         for file, (number, rank, parts) in files.items():
-            made = _rank_tensors(number, parts, rank, partitions, seed=seed, sparse=sparse)
-            _save(made, staged.reserve(file), sparse=sparse)
+            drawn = _rank_tensors(number, parts, rank, partitions, seed=seed, sparse=sparse)
+            _save(drawn, staged.add(file), sparse=sparse)
             done += _nbytes(parts, partitions)
             tensors += len(parts)
             if progress is not None:
                 progress(done, total, file)
         for rank in range(8):
-            _save({}, staged.reserve(f"{STEP_FOLDER}/mp_rank_{rank:02d}_model_states.pt"))
+            _save({}, staged.add(f"{STEP_FOLDER}/mp_rank_{rank:02d}_model_states.pt"))
         for file, data in small.items():
-            staged.write(file, data)
+            staged.add(file).write(data, 0)
     for file in set(stale) - {os.path.basename(file) for file in files}:
         os.unlink(os.path.join(folder, STEP_FOLDER, file))
     elapsed = time.perf_counter() - start
@@ -163,15 +160,15 @@ def _rank_tensors(
 ) -> dict[str, torch.Tensor]:
     import torch
 
-    made = {}
+    tensors = {}
     for part in parts:
         shape = part.shape_of_rank(partitions)
         tensor = torch.empty(shape, dtype=torch.float16)  # untouched pages cost nothing
         if not sparse:
             recipe = Recipe(f"{number}.{part.key}", part.shape, part.kind)
             _fill(tensor.numpy(), recipe, part.split, rank, partitions, seed)
-        made[part.key] = tensor
-    return made
+        tensors[part.key] = tensor
+    return tensors
 
 
 def _fill(target: Any, recipe: Recipe, split: Split, rank: int, partitions: int, seed: int) -> None:
@@ -194,30 +191,25 @@ def _fill(target: Any, recipe: Recipe, split: Split, rank: int, partitions: int,
             return
 
 
-def _save(tensors: dict[str, torch.Tensor], path: str, *, sparse: bool = False) -> None:
+def _save(tensors: dict[str, torch.Tensor], file: StagedFile, *, sparse: bool = False) -> None:
     import torch
 
     try:
         if not sparse:
-            torch.save(tensors, path)
-            return
-        skip_data = getattr(torch.serialization, "skip_data", None)
-        if skip_data is None:
-            raise StreamloadError("sparse files need torch 2.6 or newer")
-        with skip_data():
-            torch.save(tensors, path)
+            torch.save(tensors, file.temporary)
+        else:
+            skip_data = getattr(torch.serialization, "skip_data", None)
+            if skip_data is None:
+                raise StreamloadError("sparse files need torch 2.6 or newer")
+            with skip_data():
+                torch.save(tensors, file.temporary)
     except (OSError, RuntimeError) as error:  # torch's own writer reports a full disk so
-        raise WriteError(f"writing failed: {error}", path=path) from error
+        raise WriteError(f"writing failed: {error}", path=file.shown) from error
+    file.finish()
 
 
 def _nbytes(parts: tuple[_Part, ...], partitions: int) -> int:
-    total = 0
-    for part in parts:
-        count = 2
-        for size in part.shape_of_rank(partitions):
-            count *= size
-        total += count
-    return total
+    return sum(2 * numel(part.shape_of_rank(partitions)) for part in parts)
 
 
 def _heads(hidden: int) -> int:

@@ -6,16 +6,17 @@ import hashlib
 import os
 import threading
 import zlib
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
 import torch
 
 from streamload.core.dtypes import BY_NAME
+from streamload.core.errors import printable
 from streamload.core.specs import Extent, TensorSpec
+from streamload.engine.execute import Progress
 from streamload.engine.lanes.cpu import Buffer
 from streamload.engine.threads import use_one_torch_thread
 from streamload.sources.addresses import Address, content_address
@@ -23,11 +24,10 @@ from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of
 from streamload.sources.files import OpenFile
 from streamload.sources.hub import folder_of
+from streamload.verifying.pieces import Piece, Segment, pieces_of
 
 __all__ = ["DigestCheck", "Findings", "OddValues", "check"]
 
-Progress = Callable[[int, int, str], object]
-_PIECE_BYTES = 64 << 20
 _TICK_S = 0.1
 
 
@@ -56,33 +56,18 @@ class DigestCheck:
         """True if they are the same."""
         return self.expected == self.found
 
+    def to_dict(self) -> dict[str, Any]:
+        """As ``--json`` prints it."""
+        return {**asdict(self), "what": printable(self.what), "ok": self.ok}
+
 
 @dataclass
 class Findings:
-    """What a reading found; ``values`` by stored name."""
+    """What a reading found; ``values`` are by stored name."""
 
     values: dict[str, OddValues] = field(default_factory=dict)
     digests: list[DigestCheck] = field(default_factory=list)
     bytes_read: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    """A run of bytes; of ``spec`` from its ``start``-th byte on, or of no tensor."""
-
-    offset: int
-    nbytes: int
-    spec: TensorSpec | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """What one worker reads in order; all of it makes up ``digest``, if there is one."""
-
-    file: str
-    segments: tuple[_Segment, ...]
-    digest: Address | None = None
-    what: str = ""
 
 
 def check(
@@ -100,140 +85,45 @@ def check(
         ReadError: reading failed, or a file was changed meanwhile.
     """
     findings = Findings({name: OddValues(name) for name in source.catalog})
-    pieces = [*_pieces(source)]
-    reading = _Reading(source, findings, chunk_bytes)
+    reading = _Reading(source.read_into, findings, chunk_bytes)
+    pieces = [*pieces_of(source)]
     total = sum(s.nbytes for piece in pieces for s in piece.segments)
     with ThreadPoolExecutor(workers, initializer=use_one_torch_thread) as pool:
-        futures = [pool.submit(reading.read, piece) for piece in pieces]
-        _follow(futures, reading, total, progress)
+        left = {pool.submit(reading.read, piece) for piece in pieces}
+        try:
+            while left:
+                done, left = wait(left, timeout=_TICK_S, return_when=FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+                if progress is not None:
+                    progress(findings.bytes_read, total, reading.at)
+        except BaseException:
+            reading.stop.set()
+            raise
     for spec in source.catalog.tensors.values():
         if spec.extent is None:  # only a source can make its values, and not in parallel
             _count(source.tensor(spec.name).reshape(-1), findings.values[spec.name])
             findings.bytes_read += spec.nbytes
     source.check_unchanged()
-    findings.digests += _small_files(source)
+    findings.digests += _small_files(source, chunk_bytes)
     findings.digests.sort(key=lambda digest: digest.what)
     return findings
-
-
-def _follow(
-    futures: list[Future[None]], reading: _Reading, total: int, progress: Progress | None
-) -> None:
-    left: set[Future[None]] = set(futures)
-    try:
-        while left:
-            done, left = wait(left, timeout=_TICK_S, return_when=FIRST_EXCEPTION)
-            for future in done:
-                future.result()
-            if progress is not None:
-                progress(reading.findings.bytes_read, total, reading.at)
-    except BaseException:
-        reading.stop.set()
-        for future in left:
-            future.cancel()
-        raise
-
-
-def _pieces(source: Source) -> Iterator[_Piece]:
-    files: dict[str, list[TensorSpec]] = {}
-    for spec in source.catalog.tensors.values():
-        if spec.extent is not None:
-            files.setdefault(spec.extent.file, []).append(spec)
-    sums: Mapping[Extent, int] = getattr(source, "checksums", {})
-    for file, specs in files.items():
-        plain, shared = _apart(specs)
-        address = content_address(file)
-        if address is not None:
-            whole = tuple(_covering(plain, 0, os.path.getsize(file)))
-            yield _Piece(file, whole, address, file)
-        else:
-            yield from _by_checksum(file, plain, sums)
-        for segment in shared:
-            yield _Piece(file, (segment,))
-
-
-def _apart(specs: list[TensorSpec]) -> tuple[list[_Segment], list[_Segment]]:
-    """Tensors one behind the other in the file, and those that lie across others."""
-    plain: list[_Segment] = []
-    shared: list[_Segment] = []
-    end = 0
-    for segment in sorted(map(_segment, specs), key=lambda s: (s.offset, s.nbytes)):
-        (plain if segment.offset >= end else shared).append(segment)
-        end = max(end, segment.offset + segment.nbytes)
-    return plain, shared
-
-
-def _segment(spec: TensorSpec) -> _Segment:
-    assert spec.extent is not None, "only called for tensors with bytes in a file"
-    return _Segment(spec.extent.offset, spec.extent.nbytes, spec)
-
-
-def _covering(segments: Sequence[_Segment], begin: int, end: int) -> Iterator[_Segment]:
-    """``segments`` and what lies between them, from ``begin`` to ``end``."""
-    for segment in segments:
-        if segment.offset > begin:
-            yield _Segment(begin, segment.offset - begin)
-        yield segment
-        begin = segment.offset + segment.nbytes
-    if end > begin:
-        yield _Segment(begin, end - begin)
-
-
-def _by_checksum(
-    file: str, segments: Sequence[_Segment], sums: Mapping[Extent, int]
-) -> Iterator[_Piece]:
-    """Storages with a checksum as they are; other tensors in pieces for several workers."""
-    loose: list[_Segment] = []
-    inside: dict[Extent, list[_Segment]] = {}
-    extents = sorted((e for e in sums if e.file == file), key=lambda extent: extent.offset)
-    starts = [extent.offset for extent in extents]
-    for segment in segments:
-        extent = extents[max(bisect_right(starts, segment.offset) - 1, 0)] if extents else None
-        if extent is not None and _holds(extent, segment):
-            inside.setdefault(extent, []).append(segment)
-        else:
-            loose.append(segment)
-    for extent, held_in in inside.items():
-        yield _Piece(
-            file,
-            tuple(_covering(held_in, extent.offset, extent.offset + extent.nbytes)),
-            Address("crc32", f"{sums[extent]:08x}"),
-            f"{file}: {', '.join(repr(s.spec.name) for s in held_in if s.spec is not None)}",
-        )
-    yield from _grouped(file, loose)
-
-
-def _holds(extent: Extent, segment: _Segment) -> bool:
-    end = segment.offset + segment.nbytes
-    return extent.offset <= segment.offset and end <= extent.offset + extent.nbytes
-
-
-def _grouped(file: str, segments: Sequence[_Segment]) -> Iterator[_Piece]:
-    """Tensors without a digest, so many together that several workers have work."""
-    group: list[_Segment] = []
-    held = 0
-    for segment in segments:
-        group.append(segment)
-        held += segment.nbytes
-        if held >= _PIECE_BYTES:
-            yield _Piece(file, tuple(group))
-            group, held = [], 0
-    if group:
-        yield _Piece(file, tuple(group))
 
 
 class _Reading:
     """The workers' common state."""
 
-    def __init__(self, source: Source, findings: Findings, chunk_bytes: int) -> None:
+    def __init__(
+        self, read_into: Callable[..., None], findings: Findings, chunk_bytes: int
+    ) -> None:
         self.findings = findings
         self.at = ""
         self.stop = threading.Event()
-        self._source = source
+        self._read_into = read_into
         self._chunk_bytes = max(chunk_bytes // 16 * 16, 16)
         self._lock = threading.Lock()
 
-    def read(self, piece: _Piece) -> None:
+    def read(self, piece: Piece) -> None:
         """Read a piece from start to end."""
         digest = _digest(piece.digest, sum(s.nbytes for s in piece.segments))
         buffer = Buffer()
@@ -244,22 +134,19 @@ class _Reading:
                     return
                 size = min(self._chunk_bytes, segment.nbytes - start)
                 raw = buffer.elements(size, torch.uint8)
-                self._read(piece.file, segment, start, raw, digest)
-        if piece.digest is not None:
-            found = DigestCheck(
-                piece.what, piece.digest.kind, piece.digest.digest, digest.hexdigest()
-            )
+                self._read(piece.file, segment, start, raw)
+                if digest is not None:
+                    digest.update(bytes_of(raw))
+        if piece.digest is not None and digest is not None:
+            found = digest.hexdigest()
+            check = DigestCheck(piece.what, piece.digest.kind, piece.digest.digest, found)
             with self._lock:
-                self.findings.digests.append(found)
+                self.findings.digests.append(check)
 
-    def _read(
-        self, file: str, segment: _Segment, start: int, raw: torch.Tensor, digest: _Digest
-    ) -> None:
+    def _read(self, file: str, segment: Segment, start: int, raw: torch.Tensor) -> None:
         name = segment.spec.name if segment.spec else None
         extent = Extent(file, segment.offset + start, raw.numel())
-        data = bytes_of(raw)
-        self._source.read_into(extent, data, tensor=name)
-        digest.update(data)
+        self._read_into(extent, bytes_of(raw), tensor=name)
         if segment.spec is not None:
             # Tensors that lie apart are read by one worker each: no lock is needed.
             _count(_typed(raw, segment.spec), self.findings.values[segment.spec.name])
@@ -284,17 +171,9 @@ class _Crc:
         return f"{self._value:08x}"
 
 
-class _Nothing:
-    def update(self, data: memoryview, /) -> None:
-        del data
-
-    def hexdigest(self) -> str:
-        return ""
-
-
-def _digest(address: Address | None, nbytes: int) -> _Digest:
+def _digest(address: Address | None, nbytes: int) -> _Digest | None:
     if address is None:
-        return _Nothing()
+        return None
     if address.kind == "crc32":
         return _Crc()
     if address.kind == "git-sha1":
@@ -302,24 +181,23 @@ def _digest(address: Address | None, nbytes: int) -> _Digest:
     return hashlib.sha256()
 
 
-def _small_files(source: Source) -> Iterator[DigestCheck]:
+def _small_files(source: Source, chunk_bytes: int) -> Iterator[DigestCheck]:
     """The other files of a snapshot in a hub cache: configuration, tokenizer, index."""
     folder = folder_of(source.path)
-    done = {os.path.realpath(spec.file) for spec in source.catalog.tensors.values()}
+    weights = {os.path.realpath(spec.file) for spec in source.catalog.tensors.values()}
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
         address = content_address(path)
-        if address is None or os.path.realpath(path) in done or not os.path.isfile(path):
+        if address is None or os.path.realpath(path) in weights or not os.path.isfile(path):
             continue
-        file = OpenFile(path)
-        try:
-            digest = _digest(address, file.size_bytes)
-            for start in range(0, file.size_bytes, 1 << 20):
-                size = min(1 << 20, file.size_bytes - start)
-                digest.update(memoryview(file.read(start, size)))
-        finally:
-            file.close()
-        yield DigestCheck(path, address.kind, address.digest, digest.hexdigest())
+        with OpenFile(path) as file:
+
+            def read(extent: Extent, buffer: memoryview, *, tensor: str | None = None) -> None:
+                file.read_into(extent.offset, buffer, tensor=tensor)
+
+            reading = _Reading(read, Findings(), chunk_bytes)
+            reading.read(Piece(path, (Segment(0, file.size_bytes),), address, path))
+            yield from reading.findings.digests
 
 
 def _typed(raw: torch.Tensor, spec: TensorSpec) -> torch.Tensor:

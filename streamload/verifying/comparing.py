@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from streamload.core.dtypes import BY_NAME
 from streamload.core.options import Settings
-from streamload.core.specs import Shape, StridedCopy, numel
-from streamload.engine.execute import execute
+from streamload.core.specs import Shape, numel
+from streamload.engine.execute import Progress
 from streamload.engine.lanes.cpu import CpuLane
-from streamload.engine.output_chunks import OutputChunk, batches
+from streamload.engine.output_chunks import batches, execute_chunks
 from streamload.mapping.choose import choose_mapper
 from streamload.mapping.configuration import config_or_guess
 from streamload.mapping.rules import NameMap
@@ -23,8 +24,10 @@ from streamload.sources.base import Source
 
 __all__ = ["Comparison", "Difference", "compare_checkpoints"]
 
-Progress = Callable[[int, int, str], object]
-_SLAB_BYTES = 16 << 20  # where values differ, both sides are widened to float64
+_BATCH_BYTES = 32 << 20  # of each side; a transposed tensor is read anew for each batch
+_COMPARED = 4 << 20  # elements: where they differ, both sides are widened to float64
+# Number of the pair, index of the first element, flat values.
+_Values = tuple[int, int, torch.Tensor]
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -38,6 +41,7 @@ class Difference:
         detail: one readable line.
         elements: how many differ; ``first`` is the index of the first.
         largest: the largest difference of finite values; None where there is none.
+        dtypes: of both sides, by their safetensors names, if these differ.
     """
 
     name: str
@@ -48,19 +52,13 @@ class Difference:
     elements: int = 0
     first: Shape = ()
     largest: float | None = None
+    dtypes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As ``--json`` prints it."""
-        return {
-            "name": self.name,
-            "sources": list(self.sources),
-            "others": list(self.others),
-            "kind": self.kind,
-            "detail": self.detail,
-            "elements": self.elements,
-            "first": list(self.first),
-            "largest": self.largest,
-        }
+        fields = asdict(self)
+        del fields["dtypes"]  # in ``detail`` already
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}
 
 
 @dataclass
@@ -93,9 +91,10 @@ def compare_checkpoints(
     config = _config(here) or _config(there)
     sides = [_side(source, _config(source) or config, options) for source in (here, there)]
     only_here, only_there, pairs = _paired(*sides)
-    run = _Run(sides[0], sides[1], options, progress)
-    run.total = 2 * sum(one.nbytes for one, _ in pairs)
-    run.compare(pairs)
+    differences = [d for pair in pairs if (d := _unlike(*pair)) is not None]
+    alike = [pair for pair in pairs if _unlike(*pair) is None]
+    reading = _Reading(alike, options, progress)
+    differences += reading.differences(*sides)
     for source in (here, there):
         source.check_unchanged()
     notices = [
@@ -104,7 +103,7 @@ def compare_checkpoints(
         for side in sides
         if side.plan.report.ignored
     ]
-    return Comparison(len(pairs), only_here, only_there, run.differences, run.read, notices)
+    return Comparison(len(pairs), only_here, only_there, differences, reading.bytes_read, notices)
 
 
 @dataclass(frozen=True)
@@ -165,180 +164,121 @@ def _paired(
     )
 
 
-class _Run:
-    """Goes through the pairs, a few slabs at a time."""
+class _Reading:
+    """Reads pairs of one shape and dtype, a batch of each side at a time."""
 
     def __init__(
-        self, here: _Side, there: _Side, options: Settings, progress: Progress | None
+        self,
+        pairs: Sequence[tuple[PlannedTensor, PlannedTensor]],
+        options: Settings,
+        progress: Progress | None,
     ) -> None:
-        self.differences: list[Difference] = []
-        self.read = 0
-        self.total = 0
-        self._sides = (here, there)
+        self.bytes_read = 0
+        self._pairs = pairs
+        self._total = 2 * sum(one.nbytes for one, _ in pairs)
         self._any_nan = options.dtype is not None
         self._lane = CpuLane(chunk_bytes=options.chunk_bytes)
         self._progress = progress
 
-    def compare(self, pairs: Sequence[tuple[PlannedTensor, PlannedTensor]]) -> None:
-        """Compare every pair."""
-        held: list[tuple[int, OutputChunk, OutputChunk]] = []
-        size = 0
-        found: dict[int, Difference] = {}
-        for number, (one, two) in enumerate(pairs):
-            difference = _unlike(one, two)
-            if difference is not None:
-                self.differences.append(difference)
-                continue
-            for chunks in _slab_pairs(one, two):
-                held.append((number, *chunks))
-                size += chunks[0].planned.nbytes
-                if size >= _SLAB_BYTES:
-                    self._settle(held, pairs, found)
-                    held, size = [], 0
-        self._settle(held, pairs, found)
-        self.differences += found.values()
+    def differences(self, here: _Side, there: _Side) -> Iterator[Difference]:
+        """Compare the values of every pair."""
+        tallies = [_Tally() for _ in self._pairs]
+        ones = self._values(here, [one for one, _ in self._pairs])
+        twos = self._values(there, [two for _, two in self._pairs])
+        for number, start, here_values, there_values in _cut_alike(ones, twos):
+            _count(here_values, there_values, start, tallies[number], any_nan=self._any_nan)
+        for (one, two), tally in zip(self._pairs, tallies, strict=True):
+            if tally.elements:
+                yield _difference(one, two, tally)
 
-    def _settle(
-        self,
-        held: Sequence[tuple[int, OutputChunk, OutputChunk]],
-        pairs: Sequence[tuple[PlannedTensor, PlannedTensor]],
-        found: dict[int, Difference],
-    ) -> None:
-        if not held:
-            return
-        ones = self._made(self._sides[0], [one for _, one, _ in held])
-        twos = self._made(self._sides[1], [two for _, _, two in held])
-        for (number, chunk, _), one, two in zip(held, ones, twos, strict=True):
-            counted = _count(one, two, any_nan=self._any_nan)
-            if counted is not None:
-                found[number] = _joined(found.get(number), pairs[number], chunk.start, counted)
-        if self._progress is not None:
-            self._progress(self.read, self.total, pairs[held[-1][0]][0].name)
+    def _values(self, side: _Side, tensors: Sequence[PlannedTensor]) -> Iterator[_Values]:
+        # Numbered, as a tied tensor may be in several pairs.
+        numbered = [replace(tensor, name=str(i)) for i, tensor in enumerate(tensors)]
+        for batch in batches(numbered, _BATCH_BYTES):
+            run = execute_chunks(side.plan, side.source, batch, self._lane)
+            self.bytes_read += run.bytes_read
+            if self._progress is not None:
+                name = self._pairs[int(batch[-1].name)][0].name
+                self._progress(self.bytes_read, self._total, name)
+            for chunk in batch:
+                yield int(chunk.name), chunk.start, run.tensors.pop(chunk.key)
 
-    def _made(self, side: _Side, chunks: Sequence[OutputChunk]) -> list[torch.Tensor]:
-        tensors = tuple(replace(chunk.planned, name=str(i)) for i, chunk in enumerate(chunks))
-        names = {name for tensor in tensors for name in tensor.sources}
-        stored = {name: side.plan.stored[name] for name in side.plan.stored if name in names}
-        part = replace(side.plan, tensors=tensors, comparisons=(), stored=stored)
-        run = execute(part, side.source, self._lane)
-        self.read += run.bytes_read
-        return [run.tensors[str(i)] for i in range(len(chunks))]
+
+def _cut_alike(
+    ones: Iterator[_Values], twos: Iterator[_Values]
+) -> Iterator[tuple[int, int, torch.Tensor, torch.Tensor]]:
+    """The same elements of both sides, whose chunks may end at different elements."""
+    two = torch.empty(0)
+    for number, start, one in ones:
+        while one.numel():
+            while not two.numel():
+                two = next(twos)[2]
+            count = min(one.numel(), two.numel(), _COMPARED)
+            yield number, start, one[:count], two[:count]
+            start, one, two = start + count, one[count:], two[count:]
 
 
 def _unlike(one: PlannedTensor, two: PlannedTensor) -> Difference | None:
-    kind, detail = "", ""
+    """How shapes or dtypes differ; None if values can be compared."""
+    unlike = partial(Difference, one.name, one.sources, two.sources)
     if one.shape != two.shape:
-        kind, detail = "shape", f"shape {list(one.shape)} against {list(two.shape)}"
-    elif one.dtype != two.dtype:
+        return unlike("shape", f"shape {list(one.shape)} against {list(two.shape)}")
+    if one.dtype != two.dtype:
         names = [BY_NAME[t.dtype].torch_name for t in (one, two)]
-        kind, detail = "dtype", f"{names[0]} against {names[1]}"
-    return Difference(one.name, one.sources, two.sources, kind, detail) if kind else None
+        return unlike("dtype", f"{names[0]} against {names[1]}", dtypes=(one.dtype, two.dtype))
+    return None
 
 
-def _slab_pairs(
-    one: PlannedTensor, two: PlannedTensor
-) -> Iterator[tuple[OutputChunk, OutputChunk]]:
-    """Both tensors cut at the same elements; whole where they cannot be."""
-    ones, twos = (
-        [chunk for batch in batches([tensor], _SLAB_BYTES) for chunk in batch]
-        for tensor in (one, two)
-    )
-    if _cuts(ones) == _cuts(twos):
-        yield from zip(ones, twos, strict=True)
-    elif _is_plain(two):
-        yield from ((chunk, _clipped(two, chunk)) for chunk in ones)
-    elif _is_plain(one):
-        yield from ((_clipped(one, chunk), chunk) for chunk in twos)
-    else:
-        yield _whole(one), _whole(two)
+@dataclass
+class _Tally:
+    """How many values of a tensor differ, the flat index of the first, and the largest gap."""
+
+    elements: int = 0
+    first: int = 0
+    largest: float | None = None
 
 
-def _cuts(chunks: Sequence[OutputChunk]) -> list[tuple[int, int]]:
-    return [(chunk.start, numel(chunk.planned.shape)) for chunk in chunks]
-
-
-def _is_plain(tensor: PlannedTensor) -> bool:
-    """True if it can be cut anywhere."""
-    return all(m.source_strides == (1,) and m.target_strides == (1,) for m in tensor.copies)
-
-
-def _clipped(tensor: PlannedTensor, chunk: OutputChunk) -> OutputChunk:
-    """The elements of a plain tensor that ``slab`` holds of the other."""
-    start, count = chunk.start, numel(chunk.planned.shape)
-    copies = tuple(
-        StridedCopy(
-            m.stored_name,
-            (high - low,),
-            (1,),
-            m.source_offset + low - m.target_offset,
-            (1,),
-            low - start,
-        )
-        for m in tensor.copies
-        if (low := max(m.target_offset, start))
-        < (high := min(m.target_offset + m.shape[0], start + count))
-    )
-    return OutputChunk(
-        tensor.name, start, replace(tensor, shape=(count,), strides=(1,), copies=copies)
-    )
-
-
-def _whole(tensor: PlannedTensor) -> OutputChunk:
-    return OutputChunk(tensor.name, 0, replace(tensor, shape=(numel(tensor.shape),), strides=(1,)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Counted:
-    elements: int
-    first: int
-    largest: float | None
-
-
-def _count(one: torch.Tensor, two: torch.Tensor, *, any_nan: bool) -> _Counted | None:
-    """How two flat tensors of one dtype differ, bit by bit; None if they do not."""
+def _count(
+    one: torch.Tensor, two: torch.Tensor, start: int, tally: _Tally, *, any_nan: bool
+) -> None:
+    """Add how two flat runs of one dtype differ, bit by bit; ``start`` is their place."""
     bits = [_bits(tensor) for tensor in (one, two)]
     if torch.equal(*bits):
-        return None
-    unlike = bits[0] != bits[1]
-    if one.is_complex():
-        wide = [tensor.to(torch.complex128) for tensor in (one, two)]
-    else:
-        wide = [tensor.to(torch.float64) for tensor in (one, two)]
-    unlike = unlike.view(one.numel(), -1).any(dim=1)
+        return
+    unlike = (bits[0] != bits[1]).view(one.numel(), -1).any(dim=1)
+    dtype = torch.complex128 if one.is_complex() else torch.float64
+    wide = [tensor.to(dtype) for tensor in (one, two)]
     if any_nan:
         unlike &= ~(wide[0].isnan() & wide[1].isnan())
     if not bool(unlike.any()):
-        return None
+        return
+    if not tally.elements:
+        tally.first = start + int(unlike.to(torch.uint8).argmax())
+    tally.elements += int(unlike.sum())
     gap = (wide[0] - wide[1])[unlike].abs()
     gap = gap[gap.isfinite()]
-    return _Counted(
-        int(unlike.sum()),
-        int(unlike.to(torch.uint8).argmax()),
-        float(gap.max()) if gap.numel() else None,
-    )
+    if gap.numel():
+        tally.largest = max(float(gap.max()), tally.largest or 0.0)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(_INTEGERS.get(tensor.element_size(), torch.uint8))
 
 
-def _joined(
-    before: Difference | None,
-    pair: tuple[PlannedTensor, PlannedTensor],
-    start: int,
-    counted: _Counted,
-) -> Difference:
-    """A tensor's difference with what one more slab adds."""
-    one, two = pair
-    elements = counted.elements + (before.elements if before else 0)
-    first = before.first if before else _index(start + counted.first, one.shape)
-    gaps = [g for g in (counted.largest, before.largest if before else None) if g is not None]
-    largest = max(gaps, default=None)
-    detail = f"{elements} of {numel(one.shape)} values differ, first at {list(first)}"
-    if largest is not None:
-        detail += f", by at most {largest:.3g}"
+def _difference(one: PlannedTensor, two: PlannedTensor, tally: _Tally) -> Difference:
+    first = _index(tally.first, one.shape)
+    detail = f"{tally.elements} of {numel(one.shape)} values differ, first at {list(first)}"
+    if tally.largest is not None:
+        detail += f", by at most {tally.largest:.3g}"
     return Difference(
-        one.name, one.sources, two.sources, "values", detail, elements, first, largest
+        one.name,
+        one.sources,
+        two.sources,
+        "values",
+        detail,
+        tally.elements,
+        first,
+        tally.largest,
     )
 
 

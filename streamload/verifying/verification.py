@@ -9,10 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from streamload.core.dtypes import BY_TORCH_NAME
-from streamload.core.errors import printable
+from streamload.core.dtypes import BY_NAME
 from streamload.core.options import Settings, settings_from
-from streamload.core.report import format_bytes
+from streamload.core.wording import format_bytes, plural, printable, section
 from streamload.sources.detect import open_checkpoint
 from streamload.verifying.checking import DigestCheck, OddValues, check
 from streamload.verifying.comparing import Difference, compare_checkpoints
@@ -68,16 +67,7 @@ class VerifyReport:
             "tensors": self.tensors,
             "non_finite": [{"name": v.name, "nan": v.nan, "inf": v.inf} for v in self.non_finite],
             "all_zero": list(self.all_zero),
-            "digests": [
-                {
-                    "what": printable(d.what),
-                    "kind": d.kind,
-                    "expected": d.expected,
-                    "found": d.found,
-                    "ok": d.ok,
-                }
-                for d in self.digests
-            ],
+            "digests": [d.to_dict() for d in self.digests],
             "differences": [d.to_dict() for d in self.differences],
             "only_here": list(self.only_here),
             "only_there": list(self.only_there),
@@ -96,8 +86,8 @@ class VerifyReport:
         if self.against is None:
             lines += self._found_lines()
         lines += _different_lines(self.differences)
-        lines += _listed(f"only in {printable(self.path)}", list(map(repr, self.only_here)))
-        lines += _listed(f"only in {self.against}", list(map(repr, self.only_there)))
+        lines += section(f"only in {printable(self.path)}", list(map(repr, self.only_here)), _SHOWN)
+        lines += section(f"only in {self.against}", list(map(repr, self.only_there)), _SHOWN)
         lines += [f"notice: {notice}" for notice in self.notices]
         if self.against is not None and self.ok:
             lines.append("no difference")
@@ -105,15 +95,15 @@ class VerifyReport:
 
     def _found_lines(self) -> list[str]:
         odd = [f"{v.name!r}: {v.nan} NaN, {v.inf} infinite" for v in self.non_finite]
-        lines = _listed("not finite", odd) or ["all values are finite"]
-        lines += _listed("all zero", list(map(repr, self.all_zero)))
+        lines = section("not finite", odd, _SHOWN) or ["all values are finite"]
+        lines += section("all zero", list(map(repr, self.all_zero)), _SHOWN)
         wrong = [
             f"{printable(d.what)}: {d.kind} is {d.found}, expected {d.expected}"
             for d in self.digests
             if not d.ok
         ]
         good = len(self.digests) - len(wrong)
-        lines += _listed("damaged", wrong)
+        lines += section("damaged", wrong, _SHOWN)
         lines.append(
             f"{good} of {len(self.digests)} digests fit"
             if self.digests
@@ -124,25 +114,17 @@ class VerifyReport:
 
 def _different_lines(differences: tuple[Difference, ...]) -> list[str]:
     """Differing dtypes are a line for each pair of them, not one for each tensor."""
-    pairs = Counter(d.detail for d in differences if d.kind == "dtype")
+    pairs = Counter((d.detail, d.dtypes) for d in differences if d.kind == "dtype")
     lines = []
-    for pair, count in pairs.items():
-        dtypes = [BY_TORCH_NAME.get(name) for name in pair.split(" against ")]
-        floats = [d for d in dtypes if d is not None and d.kind == "float"]
+    for (pair, names), count in pairs.items():
+        dtypes = [BY_NAME[name] for name in names]
         hint = ""
-        if len(floats) == len(dtypes):
-            narrow = min(floats, key=lambda d: d.bits).torch_name
+        if all(d.kind == "float" for d in dtypes):
+            narrow = min(dtypes, key=lambda d: d.bits).torch_name
             hint = f"; compare after a cast with dtype={narrow!r}"
-        lines.append(f"{count} {'tensor' if count == 1 else 'tensors'}: {pair}{hint}")
+        lines.append(f"{plural(count, 'tensor')}: {pair}{hint}")
     others = [f"{d.name!r}: {d.detail}" for d in differences if d.kind != "dtype"]
-    return lines + _listed("different", others)
-
-
-def _listed(title: str, rows: list[str]) -> list[str]:
-    if not rows:
-        return []
-    more = [f"  … and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
-    return [f"{title} ({len(rows)}):", *(f"  {row}" for row in rows[:_SHOWN]), *more]
+    return lines + section("different", others, _SHOWN)
 
 
 def verify(

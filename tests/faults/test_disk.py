@@ -37,9 +37,10 @@ def disk(tmp_path):
 def knows(request, monkeypatch):
     """With and without the question for free room, which another process may prove wrong."""
     if request.param == "found out while writing":
-        from streamload.saving import checkpoint
+        from streamload.saving import atomic, staged_folder
 
-        monkeypatch.setattr(checkpoint, "check_space", lambda *_, **__: None)
+        for module in (atomic, staged_folder):
+            monkeypatch.setattr(module, "check_space", lambda *_, **__: None)
     return request.param
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from streamload.core.errors import WriteError
 from streamload.saving import atomic
-from streamload.saving.atomic import StagedFile, StagedFolder, check_space, translated
+from streamload.saving.atomic import StagedFile, check_space, translated
+from streamload.saving.staged_folder import StagedFolder
 
 
 def names(folder):

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 import streamload
 from streamload.saving.atomic import StagedFile
-from streamload.saving.cache import folder as folders
-from streamload.saving.cache.folder import cache_folder, clear_cache, list_cache, verify_entry
+from streamload.saving.cache import entries
+from streamload.saving.cache.entries import cache_folder, clear_cache, list_cache, verify_entry
 from streamload.synthesis import synthesize
 
 IDS = torch.tensor([[1, 5, 2, 7]])
@@ -138,7 +138,7 @@ class TestDamaged:
 
     def test_an_entry_of_another_version_is_made_anew(self, cache, gpt2, monkeypatch):
         streamload.load(gpt2, cache=True)
-        monkeypatch.setattr(folders, "VERSION", 999)
+        monkeypatch.setattr(entries, "VERSION", 999)
         loaded = streamload.load(gpt2, cache=True)
         assert not said(loaded.report, "loaded from cache")
 

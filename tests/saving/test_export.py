@@ -448,7 +448,7 @@ class TestFailures:
         """SIGKILL at each of the first calls that change the folder."""
         code = (
             "import os, signal, sys, streamload\n"
-            "from streamload.writing import atomic\n"
+            "from streamload.saving import atomic\n"
             "model = streamload.load(sys.argv[1]).model\n"
             "left = int(sys.argv[3])\n"
             "def counted(inner):\n"

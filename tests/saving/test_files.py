@@ -57,7 +57,7 @@ def test_shards_are_numbered_and_told_apart():
     tensors = [planned(f"t{i}", (4,)) for i in range(3)]
     made = lay_out(tensors, "model.safetensors", max_shard_bytes=16, token="ab")
     assert [f.name for f in made] == [f"model-ab-{i:05d}-of-00003.safetensors" for i in (1, 2, 3)]
-    index = json.loads(index_text(made, 48))
+    index = json.loads(index_text(made))
     assert index == {
         "metadata": {"total_size": 48},
         "weight_map": {f"t{i}": made[i].name for i in range(3)},

@@ -18,7 +18,7 @@ from streamload.downloading.fetching import fetch
 from streamload.loading import calls  # noqa: F401
 from streamload.models import gpt, registry  # noqa: F401
 from streamload.saving import converting, exporting  # noqa: F401
-from streamload.saving.cache.folder import list_cache, verify_entry
+from streamload.saving.cache.entries import list_cache, verify_entry
 
 SHARDED = {"max_shard_bytes": 400_000}
 

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from streamload.core.errors import WriteError
-from streamload.synthesis import PRESETS, checkpoint, synthesize
+from streamload.synthesis import PRESETS, synthesize, writing
 from streamload.synthesis.randoms import blocks, encode, values
 from streamload.synthesis.recipes import Recipe
 
@@ -230,6 +230,6 @@ def test_is_there_looks_into_the_data(tmp_path):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    assert checkpoint._other_weights(str(tmp_path)) == ["model.safetensors"]
+    assert writing._other_weights(str(tmp_path)) == ["model.safetensors"]
     with pytest.raises(WriteError):
         synthesize("gpt2-tiny", tmp_path)

@@ -7,7 +7,7 @@ import click
 from streamload.cli.options import common_options
 from streamload.cli.render.tables import columns, say_result
 from streamload.core.wording import format_bytes, plural, printable
-from streamload.saving.cache.folder import (
+from streamload.saving.cache.entries import (
     CacheEntry,
     cache_folder,
     clear_cache,

@@ -64,7 +64,7 @@ def command(directory: str | None, verbose: bool, as_json: bool) -> None:
 
 def _make(directory: str | None) -> str:
     """The stub's folder; written on the first use, in a temporary folder if need be."""
-    from streamload.saving.cache.folder import cache_folder
+    from streamload.saving.cache.entries import cache_folder
     from streamload.synthesis import synthesize
 
     if directory is not None:

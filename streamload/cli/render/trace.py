@@ -11,7 +11,7 @@ from streamload.cli.render.progress import Progress
 from streamload.cli.types import Parsed
 from streamload.core.errors import MissingExtraError
 from streamload.core.wording import printable
-from streamload.saving.atomic import StagedFile
+from streamload.saving.atomic import StagedFile, committing
 from streamload.system.peaks import PeakSampler
 
 if TYPE_CHECKING:
@@ -109,13 +109,8 @@ class Trace:
         """
         trace = self.to_dict(report)
         data = _picture(trace) if path.lower().endswith(".png") else json.dumps(trace).encode()
-        staged = StagedFile(path)
-        try:
-            staged.write(data, 0)
-            staged.commit()
-        except BaseException:
-            staged.discard()
-            raise
+        with committing(StagedFile(path)) as file:
+            file.write(data, 0)
 
 
 def _picture(trace: dict[str, Any]) -> bytes:

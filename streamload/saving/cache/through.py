@@ -27,8 +27,8 @@ from streamload.core.wording import format_bytes
 from streamload.engine.execute import Execution
 from streamload.planning import MappedView, Plan, PlannedTensor
 from streamload.planning.needed_memory import needed_memory
-from streamload.saving.atomic import StagedFile, check_space, remove_leftovers, translated
-from streamload.saving.cache.folder import (
+from streamload.saving.atomic import StagedFile, committing, staged_file
+from streamload.saving.cache.entries import (
     ENDING,
     METADATA_KEY,
     VERSION,
@@ -50,7 +50,7 @@ _BLOCK_BYTES = 8 << 20
 
 @dataclass
 class Entry:
-    """Where one load's converted copy is or will be.
+    """Where a load's converted copy is or will be.
 
     Attributes:
         plan: the load from the checkpoint itself.
@@ -157,10 +157,6 @@ def _write(entry: Entry, run: Execution) -> int:
     for tensor in tensors:
         if why := name_fault(tensor.name):
             raise WriteError(why, path=entry.path, tensor=tensor.name)
-    folder = os.path.dirname(entry.path)
-    with translated(folder):
-        os.makedirs(folder, exist_ok=True)
-    remove_leftovers(folder)
     sums = {t.name: "0" * 8 for t in tensors}
     facts = {
         "version": VERSION,
@@ -173,19 +169,13 @@ def _write(entry: Entry, run: Execution) -> int:
         "crc32": sums,
     }
     (layout,) = lay_out(tensors, "entry", metadata={METADATA_KEY: json.dumps(facts)})
-    check_space(folder, layout.nbytes)
-    file = StagedFile(entry.path)
-    try:
+    with committing(staged_file(entry.path, layout.nbytes)) as file:
         for name, offset in layout.offsets.items():
             sums[name] = f"{_write_tensor(file, run.tensors[name], offset):08x}"
         # Sums are of one width, so that the header with them is as long as the one without.
         (final,) = lay_out(tensors, "entry", metadata={METADATA_KEY: json.dumps(facts)})
         assert final.offsets == layout.offsets, "checksums do not move the data"
         file.write(final.header, 0)
-        file.commit()
-    except BaseException:
-        file.discard()
-        raise
     return layout.nbytes
 
 

@@ -5,25 +5,29 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import IO, Any
 
-from streamload.core.dtypes import parse_dtype
+from streamload.core.dtypes import BY_TORCH_NAME, parse_dtype
 from streamload.core.errors import WriteError
+from streamload.core.specs import TensorSpec
+from streamload.saving.atomic import StagedFile, committing
+from streamload.saving.file_layout import NewFile, index_text, lay_out
+from streamload.saving.staged_folder import StagedFolder
 from streamload.synthesis.presets import PRESETS
 from streamload.synthesis.randoms import blocks
 from streamload.synthesis.recipes import Preset, Recipe
-from streamload.synthesis.shards import INDEX_NAME, Shard, index_json, plan_shards
-from streamload.synthesis.staging import StagedFiles, check_free_space, write_all
 from streamload.synthesis.tokenizer import tokenizer_json
 
-__all__ = ["Progress", "SynthesisReport", "synthesize"]
+__all__ = ["Progress", "SynthesisReport", "refuse_other", "synthesize"]
 
 Progress = Callable[[int, int, str], None]
+_Draw = Callable[[str], Iterator[memoryview]]
 _DTYPES = ("float32", "float16", "bfloat16")
 _WEIGHT_ENDINGS = (".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth")
-_SLACK_BYTES = 16 << 20  # config, tokenizer, the file system's own bookkeeping
+SLACK_BYTES = 16 << 20  # config, tokenizer, the file system's own bookkeeping
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,39 +91,50 @@ def synthesize(
     preset = _preset(name)
     dtype = _dtype_name(dtype) or preset.dtype
     config = _config(preset, dtype, layers)
-    shards = plan_shards(
-        preset.recipes(config, masks),
-        dtype=dtype,
+    recipes = {recipe.name: recipe for recipe in preset.recipes(config, masks)}
+    shards = lay_out(
+        [_spec(recipe, dtype) for recipe in recipes.values()],
+        "model.safetensors",
         max_shard_bytes=max_shard_bytes or preset.shard_bytes,
+        aligned=False,
     )
+    draw = partial(_draw, recipes, seed=seed, dtype=dtype)
     folder = os.fspath(directory)
-    small = _small_files(config, shards, dtype, tokenizer)
-    files = (*(shard.file for shard in shards), *small)
-    tensors = sum(len(shard.recipes) for shard in shards)
-    if _is_there(folder, shards, small, seed=seed, dtype=dtype):
-        elapsed = time.perf_counter() - start
-        return SynthesisReport(name, folder, dtype, files, tensors, 0, elapsed, reused=True)
+    small = _small_files(config, shards, tokenizer)
+    files = (*(shard.name for shard in shards), *small)
+    report = SynthesisReport(name, folder, dtype, files, len(recipes), 0, 0.0, reused=True)
+    if _is_there(folder, shards, small, draw):
+        return replace(report, elapsed_s=time.perf_counter() - start)
     stale = _other_weights(folder)
-    if stale and not force:
-        raise WriteError(
-            f"another checkpoint is there ({stale[0]}): choose an empty folder, "
-            "or overwrite it with force=True (--force)",
-            path=folder,
-        )
+    refuse_other(folder, stale, force=force)
     total = sum(shard.nbytes for shard in shards)
-    check_free_space(folder, total + _SLACK_BYTES)
-    with StagedFiles(folder) as staged:
+    # What is made up can be made again: nothing waits for the disk.
+    staged_folder = StagedFolder(folder, nbytes=total + SLACK_BYTES, durable=False)
+    with committing(staged_folder) as staged:
         done = 0
         for shard in shards:
-            done = _write_shard(staged, shard, seed, dtype, (done, total), progress)
+            done = _write_shard(staged.add(shard.name), shard, draw, (done, total), progress)
         for file, data in small.items():
-            staged.write(file, data)
+            staged.add(file).write(data, 0)
     for file in set(stale) - set(files):
         os.unlink(os.path.join(folder, file))
     written = total + sum(map(len, small.values()))
-    return SynthesisReport(
-        name, folder, dtype, files, tensors, written, time.perf_counter() - start
-    )
+    elapsed = time.perf_counter() - start
+    return replace(report, bytes_written=written, elapsed_s=elapsed, reused=False)
+
+
+def refuse_other(folder: str, weights: Sequence[str], *, force: bool) -> None:
+    """Raise WriteError if there are other ``weights`` in the folder, unless that is wanted."""
+    if weights and not force:
+        raise WriteError(
+            f"another checkpoint is there ({weights[0]}): choose an empty folder, "
+            "or overwrite it with force=True (--force)",
+            path=folder,
+        )
+
+
+def _spec(recipe: Recipe, dtype: str) -> TensorSpec:
+    return TensorSpec(recipe.name, BY_TORCH_NAME[recipe.dtype or dtype].name, recipe.shape, "")
 
 
 def _preset(name: str) -> Preset:
@@ -150,10 +165,12 @@ def _config(preset: Preset, dtype: str, layers: int | None) -> dict[str, Any]:
 
 
 def _small_files(
-    config: dict[str, Any], shards: tuple[Shard, ...], dtype: str, tokenizer: bool
+    config: dict[str, Any], shards: Sequence[NewFile], tokenizer: bool
 ) -> dict[str, bytes]:
     """What stands beside the weights, in the order in which it is put in place."""
-    files = {INDEX_NAME: index_json(shards, dtype=dtype)} if len(shards) > 1 else {}
+    files: dict[str, bytes] = {}
+    if len(shards) > 1:
+        files["model.safetensors.index.json"] = index_text(shards)
     files["config.json"] = json.dumps(config, indent=2).encode() + b"\n"
     if tokenizer:
         text = tokenizer_json(config["vocab_size"], end_token=config["eos_token_id"])
@@ -161,25 +178,30 @@ def _small_files(
     return files
 
 
+def _draw(
+    recipes: Mapping[str, Recipe], name: str, *, seed: int, dtype: str
+) -> Iterator[memoryview]:
+    return blocks(recipes[name], seed=seed, dtype=dtype)
+
+
 def _write_shard(
-    staged: StagedFiles,
-    shard: Shard,
-    seed: int,
-    dtype: str,
+    file: StagedFile,
+    shard: NewFile,
+    draw: _Draw,
     done_total: tuple[int, int],
     progress: Progress | None,
 ) -> int:
-    done, total = done_total
-    with staged.open(shard.file) as file:
-        write_all(file, shard.header)
-        done += len(shard.header)
-        for recipe in shard.recipes:
-            for block in blocks(recipe, seed=seed, dtype=dtype):
-                write_all(file, block)
-                done += block.nbytes
-                if progress is not None:
-                    progress(done, total, recipe.name)
-    return done
+    """Write one file; returns the bytes done so far, of all files."""
+    before, total = done_total
+    file.write(shard.header, 0)
+    for name, offset in shard.offsets.items():
+        for block in draw(name):
+            file.write(block, offset)
+            offset += block.nbytes
+            if progress is not None:
+                progress(before + offset, total, name)
+    file.finish()
+    return before + shard.nbytes
 
 
 def _other_weights(folder: str) -> list[str]:
@@ -189,37 +211,33 @@ def _other_weights(folder: str) -> list[str]:
 
 
 def _is_there(
-    folder: str, shards: tuple[Shard, ...], small: dict[str, bytes], *, seed: int, dtype: str
+    folder: str, shards: Sequence[NewFile], small: Mapping[str, bytes], draw: _Draw
 ) -> bool:
     """True if the folder holds this checkpoint: small files, headers, sizes, samples of data."""
-    if set(_other_weights(folder)) - {shard.file for shard in shards} - set(small):
+    if set(_other_weights(folder)) - {shard.name for shard in shards} - set(small):
         return False
     try:
         for file, data in small.items():
             with open(os.path.join(folder, file), "rb") as found:
                 if found.read(len(data) + 1) != data:
                     return False
-        return all(_same_shard(folder, shard, seed=seed, dtype=dtype) for shard in shards)
+        return all(_same_shard(os.path.join(folder, s.name), s, draw) for s in shards)
     except OSError:
         return False  # absent or unreadable: then it is not this checkpoint
 
 
-def _same_shard(folder: str, shard: Shard, *, seed: int, dtype: str) -> bool:
-    path = os.path.join(folder, shard.file)
+def _same_shard(path: str, shard: NewFile, draw: _Draw) -> bool:
     if os.path.getsize(path) != shard.nbytes:
         return False
     with open(path, "rb") as file:
         if file.read(len(shard.header)) != shard.header:
             return False
-        first, last = shard.recipes[0], shard.recipes[-1]
-        offset = shard.nbytes - last.nbytes(dtype)
-        return _same_start(file, len(shard.header), first, seed, dtype) and _same_start(
-            file, offset, last, seed, dtype
-        )
+        names = list(shard.offsets)
+        return all(_same_start(file, shard.offsets[n], draw(n)) for n in (names[0], names[-1]))
 
 
-def _same_start(file: IO[bytes], offset: int, recipe: Recipe, seed: int, dtype: str) -> bool:
+def _same_start(file: IO[bytes], offset: int, drawn: Iterator[memoryview]) -> bool:
     """Compare the tensor's first block; a tensor of another seed differs in it."""
     file.seek(offset)
-    block = next(blocks(recipe, seed=seed, dtype=dtype))
+    block = next(drawn)
     return bytes(block) == file.read(block.nbytes)

@@ -1,0 +1,126 @@
+"""What is read together: a file's ranges in order, with the digest that all of them make up."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from streamload.core.specs import Extent, TensorSpec
+from streamload.sources.addresses import Address, content_address
+from streamload.sources.base import Source
+
+__all__ = ["Piece", "Segment", "pieces_of"]
+
+_PIECE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """All bytes of one tensor, or bytes that are no tensor's."""
+
+    offset: int
+    nbytes: int
+    spec: TensorSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one worker reads in order; all of it makes up ``digest``, if there is one."""
+
+    file: str
+    segments: tuple[Segment, ...]
+    digest: Address | None = None
+    what: str = ""
+
+
+def pieces_of(source: Source) -> Iterator[Piece]:
+    """Every tensor that has bytes in a file, in pieces that workers can read side by side."""
+    files: dict[str, list[TensorSpec]] = {}
+    for spec in source.catalog.tensors.values():
+        if spec.extent is not None:
+            files.setdefault(spec.extent.file, []).append(spec)
+    sums: Mapping[Extent, int] = getattr(source, "checksums", {})
+    for file, specs in files.items():
+        plain, shared = _apart(specs)
+        address = content_address(file)
+        if address is not None:
+            digests = {Extent(file, 0, os.path.getsize(file)): address}
+        else:
+            digests = {e: Address("crc32", f"{s:08x}") for e, s in sums.items() if e.file == file}
+        yield from _by_digest(file, plain, digests)
+        for segment in shared:
+            yield Piece(file, (segment,))
+
+
+def _apart(specs: list[TensorSpec]) -> tuple[list[Segment], list[Segment]]:
+    """Tensors one behind the other in the file, and those that lie across others."""
+    plain: list[Segment] = []
+    shared: list[Segment] = []
+    end = 0
+    for segment in sorted(map(_segment, specs), key=lambda s: (s.offset, s.nbytes)):
+        (plain if segment.offset >= end else shared).append(segment)
+        end = max(end, segment.offset + segment.nbytes)
+    return plain, shared
+
+
+def _segment(spec: TensorSpec) -> Segment:
+    assert spec.extent is not None, "only called for tensors with bytes in a file"
+    return Segment(spec.extent.offset, spec.extent.nbytes, spec)
+
+
+def _covering(segments: Sequence[Segment], begin: int, end: int) -> Iterator[Segment]:
+    """``segments`` and what lies between them, from ``begin`` to ``end``."""
+    for segment in segments:
+        if segment.offset > begin:
+            yield Segment(begin, segment.offset - begin)
+        yield segment
+        begin = segment.offset + segment.nbytes
+    if end > begin:
+        yield Segment(begin, end - begin)
+
+
+def _by_digest(
+    file: str, segments: Sequence[Segment], digests: Mapping[Extent, Address]
+) -> Iterator[Piece]:
+    """Ranges with a digest as they are; other tensors in pieces for several workers."""
+    loose: list[Segment] = []
+    inside: dict[Extent, list[Segment]] = {}
+    extents = sorted(digests, key=_offset)
+    for segment in segments:
+        before = bisect_right(extents, segment.offset, key=_offset)
+        extent = extents[before - 1] if before else None
+        if extent is not None and _holds(extent, segment):
+            inside.setdefault(extent, []).append(segment)
+        else:
+            loose.append(segment)
+    for extent, tensors in inside.items():
+        end = extent.offset + extent.nbytes
+        names = ", ".join(repr(s.spec.name) for s in tensors if s.spec is not None)
+        what = f"{file}: {names}" if digests[extent].kind == "crc32" else file
+        yield Piece(file, (*_covering(tensors, extent.offset, end),), digests[extent], what)
+    yield from _grouped(file, loose)
+
+
+def _offset(extent: Extent) -> int:
+    return extent.offset
+
+
+def _holds(extent: Extent, segment: Segment) -> bool:
+    end = segment.offset + segment.nbytes
+    return extent.offset <= segment.offset and end <= extent.offset + extent.nbytes
+
+
+def _grouped(file: str, segments: Sequence[Segment]) -> Iterator[Piece]:
+    """Tensors without a digest, so many together that several workers have work."""
+    group: list[Segment] = []
+    held = 0
+    for segment in segments:
+        group.append(segment)
+        held += segment.nbytes
+        if held >= _PIECE_BYTES:
+            yield Piece(file, tuple(group))
+            group, held = [], 0
+    if group:
+        yield Piece(file, tuple(group))
