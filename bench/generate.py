@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
 import os
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from bench import machine, tables
-from bench.job import Job, Peer, find_peers
-from bench.measure import run_child
-from streamload.measuring import page_cache
+from bench.job import Job, choose_peers
+from bench.machine import head_line
+from bench.report import tables
+from streamload.measuring.peers import Peer
+from streamload.measuring.rounds import run_child, set_cache
 
 __all__ = ["generate", "generators", "report"]
 
@@ -23,7 +22,7 @@ PROMPT = [15496, 11, 616, 1438, 318, 262, 1708, 290, 314, 1101, 257]
 def generators(only: Iterable[str] = (), folders: Iterable[str] = ()) -> list[Peer]:
     """The loaders that can continue a text: ``bench/generators``, one file each."""
     own = os.path.join(os.path.dirname(__file__), "generators")
-    return find_peers(only, folders=folders, base=own)
+    return choose_peers(only, {}, [own, *folders])
 
 
 def generate(
@@ -39,64 +38,56 @@ def generate(
     timeout_s: float = 1200,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Iterator[dict[str, Any]]:
-    """Measures; yields the head line, then one line per process."""
-    packages = {"torch", "safetensors", *(n.split(".")[0] for p in peers for n in p.imported)}
-    yield {
-        "kind": "run",
-        "command": "generate",
-        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "path": os.path.basename(os.path.abspath(path)),
-        "dtype": " and ".join(dtype or "stored" for dtype in dtypes),
-        "workers": workers,
-        "rounds": rounds,
-        "cold": cold,
-        "tokens": count,
-        "machine": machine.describe(path),
-        "versions": machine.versions(packages),
-    }
+    """Measure; yields the head line, then one line per process."""
+    yield head_line(
+        "generate",
+        path,
+        peers,
+        dtype=" and ".join(dtype or "stored" for dtype in dtypes),
+        workers=workers,
+        rounds=rounds,
+        cold=cold,
+        tokens=count,
+    )
     ids = [token % vocabulary for token in PROMPT]
     for number in range(rounds):
         for dtype in dtypes:
             for peer in peers:
                 tell(f"round {number + 1} of {rounds}: {peer.label}, {dtype or 'stored'}")
-                job = Job(path, dtype, workers, "")
-                problem = page_cache.make(job.files, cold=cold)
+                job = Job(path, dtype, workers)
                 yield {
+                    "kind": "tokens",
+                    "peer": peer.name,
+                    "label": peer.label,
+                    "dtype": dtype or "stored",
                     "round": number + 1,
-                    "cache_problem": problem,
+                    **set_cache(job.files, cold=cold),
                     **_measure(peer, job, ids, count, timeout_s),
                 }
 
 
 def _measure(peer: Peer, job: Job, ids: list[int], count: int, timeout_s: float) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "kind": "tokens",
-        "peer": peer.name,
-        "label": peer.label,
-        "dtype": job.dtype or "stored",
-        "ok": False,
-    }
     reason = peer.available()
     if reason is not None:
-        return found | {"reason": reason}
+        return {"ok": False, "reason": reason}
     order = {
-        "do": "tokens", "peer": peer.file, "job": dataclasses.asdict(job), "ids": ids,
-        "count": count,
+        "do": "tokens", "peer": peer.reference, "job": job.to_order(), "ids": ids, "count": count
     }  # fmt: skip
-    watch = run_child(order, limit_bytes=None, timeout_s=timeout_s)
-    times_s = [
-        at for at, event in zip(watch.times_s, watch.events, strict=True)
+    watch = run_child(order, timeout_s=timeout_s)
+    came = [
+        (at_s, event["token"])
+        for at_s, event in zip(watch.times_s, watch.events, strict=True)
         if event["event"] == "token"
-    ]  # fmt: skip
-    if watch.failure is not None or len(times_s) < count:
-        return found | {"reason": watch.failure or f"{len(times_s)} of {count} tokens"}
+    ]
+    if watch.failure is not None or len(came) < count:
+        return {"ok": False, "reason": watch.failure or f"{len(came)} of {count} tokens"}
     start, peak = watch.peaks["start_rss_bytes"], watch.peaks["peak_rss_bytes"]
-    return found | {
+    return {
         "ok": True,
         "reason": None,
-        "tokens": [event["token"] for event in watch.events if event["event"] == "token"],
-        "first_token_s": times_s[0],
-        "last_token_s": times_s[-1],
+        "tokens": [token for _, token in came],
+        "first_token_s": came[0][0],
+        "last_token_s": came[-1][0],
         "peak_rss_bytes": (start or 0) + (peak or 0),
         "other_cpus": watch.other_cpus,
         "stolen_cpus": watch.stolen_cpus,
@@ -119,8 +110,7 @@ def report(lines: Sequence[dict[str, Any]]) -> str:
         reference = next((g[0] for (d, _), g in sorted(groups.items()) if d == dtype), None)
         body.append(_cells(label, dtype, measured, reference, len(columns)))
     table = tables.render(columns, body, range(2, 9))
-    notes = tables.notes([head, *lines[1:]])
-    return "\n".join([tables.setting(head), "", table, *notes])
+    return "\n".join([tables.setting(head), "", table, *tables.notes(lines)])
 
 
 def _cells(

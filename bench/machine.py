@@ -1,7 +1,8 @@
-"""What the figures depend on: machine, versions, commit, and who else was computing."""
+"""What the figures depend on: machine, versions, commit."""
 
 from __future__ import annotations
 
+import datetime
 import os
 import platform
 import subprocess
@@ -9,22 +10,39 @@ from collections.abc import Iterable
 from importlib import metadata
 from typing import Any
 
+import psutil
+
 from streamload.measuring.machine import cpu_model, filesystem_of, usable_cpus
-from streamload.system.cgroups import key_values
+from streamload.measuring.peers import Peer
 from streamload.system.memory import available_memory
 
-__all__ = ["describe", "usable_cpus", "versions"]
+__all__ = ["head_line"]
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-def describe(path: str) -> dict[str, Any]:
-    """Machine and commit, for the head of a file of results."""
+def head_line(
+    command: str, path: str, peers: Iterable[Peer], *, name: str | None = None, **asked: Any
+) -> dict[str, Any]:
+    """The first line of a file of results: what is asked for, machine, versions and commit."""
+    packages = {name.split(".")[0] for peer in peers for name in peer.imported}
+    return {
+        "kind": "run",
+        "command": command,
+        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "path": name or os.path.basename(os.path.abspath(path)),
+        **asked,
+        "machine": _describe(path),
+        "versions": _versions(packages | {"torch", "safetensors", "numpy"}),
+    }
+
+
+def _describe(path: str) -> dict[str, Any]:
     available = available_memory()
     return {
         "cpu": cpu_model(),
         "cpus": usable_cpus(),
-        "memory_bytes": key_values("/proc/meminfo").get("MemTotal:", 0) << 10 or None,
+        "memory_bytes": psutil.virtual_memory().total,
         "available_bytes": available.bytes,
         "available_limit": available.limit,
         "system": f"{platform.system()} {platform.release()}",
@@ -35,10 +53,9 @@ def describe(path: str) -> dict[str, Any]:
     }
 
 
-def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Installed version of each package that is installed."""
+def _versions(packages: Iterable[str]) -> dict[str, str]:
     found = {}
-    for name in sorted(set(packages)):
+    for name in sorted(packages):
         try:
             found[name] = metadata.version(name.replace("_", "-"))
         except metadata.PackageNotFoundError:

@@ -19,7 +19,7 @@ from bench.checkpoints import many_tensors
 from bench.safetensors_header import read_headers, write_header
 from streamload.loading.calls import plan_checkpoint
 from streamload.synthesis import synthesize
-from streamload.system.memory import PeakSampler
+from streamload.system.memory import PeakSampler, StatusReader
 
 MIB = 1 << 20
 
@@ -68,6 +68,11 @@ def run(benchmark: Any) -> Run:
         return result
 
     return timed
+
+
+def test_memory_sample(run: Run) -> None:
+    with StatusReader(os.getpid()) as status:
+        assert run(status.read, rounds=1000).rss > 0
 
 
 def test_header_parsing(run: Run) -> None:

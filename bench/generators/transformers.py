@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from bench.peers.transformers import load
+
+__all__ = ["DELIVERS", "IMPORTS", "LABEL", "load", "tokens"]
+
 LABEL = "transformers"
 DELIVERS = "tokens"
 IMPORTS = ("torch", "transformers")
-
-
-def load(job: Any) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM.from_pretrained(job.path, dtype=job.torch_dtype() or "auto")
-    return model.eval()
 
 
 def tokens(job: Any, ids: list[int], count: int) -> Iterator[int]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.own_files import bin_path, make_bin
+from bench.own_files import bin_path
+from bench.own_files import make_bin as prepare
+
+__all__ = ["DELIVERS", "IMPORTS", "LABEL", "imports", "load", "prepare"]
 
 LABEL = "litgpt lazy load"
 DELIVERS = "tensors, stored layout (.bin)"
@@ -15,10 +18,6 @@ def imports() -> None:
     # Of litgpt only this one function is needed, and it lives in lightning.
     import torch  # noqa: F401
     from lightning.fabric.utilities.load import _lazy_load  # noqa: F401
-
-
-def prepare(job: Any) -> None:
-    make_bin(job)
 
 
 def load(job: Any) -> Any:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.own_files import bin_path, make_bin
+from bench.own_files import bin_path
+from bench.own_files import make_bin as prepare
+
+__all__ = ["DELIVERS", "LABEL", "load", "prepare"]
 
 LABEL = "torch.load mmap"
 DELIVERS = "tensors, stored layout (.bin)"
-
-
-def prepare(job: Any) -> None:
-    make_bin(job)
 
 
 def load(job: Any) -> Any:

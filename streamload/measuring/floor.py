@@ -8,6 +8,7 @@ planned, checked, named or transposed.
 from __future__ import annotations
 
 import io
+import math
 import os
 import threading
 import time
@@ -20,7 +21,9 @@ from streamload.core.specs import Shape
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BLOCK_BYTES", "Piece", "copy_rate", "read_and_cast", "read_only"]
+__all__ = [
+    "BLOCK_BYTES", "Piece", "bytes_as", "copy_rate", "read_and_cast", "read_only", "run_threads"
+]  # fmt: skip
 
 BLOCK_BYTES = 4 << 20
 AHEAD_BLOCKS = 8
@@ -40,9 +43,21 @@ class Piece:
     dtype: str
     shape: Shape
 
+    def torch_dtype(self, floats: torch.dtype | None = None) -> torch.dtype:
+        """Its dtype as torch's own object; ``floats`` instead if it is one of floats."""
+        import torch
+
+        stored: torch.dtype = getattr(torch, self.dtype)
+        return floats if floats is not None and stored.is_floating_point else stored
+
+
+def bytes_as(pieces: Sequence[Piece], dtype: torch.dtype | None) -> int:
+    """Bytes of all pieces with floats of ``dtype`` (None: as stored)."""
+    return sum(math.prod(p.shape) * p.torch_dtype(dtype).itemsize for p in pieces)
+
 
 def read_only(pieces: Sequence[Piece], *, workers: int) -> None:
-    """Reads everything, keeps nothing."""
+    """Read everything, keep nothing."""
 
     def carry(block: _Block, read: _Read, buffer: torch.Tensor) -> None:
         read(block, buffer[: block.nbytes])
@@ -53,31 +68,24 @@ def read_only(pieces: Sequence[Piece], *, workers: int) -> None:
 def read_and_cast(
     pieces: Sequence[Piece], dtype: torch.dtype | None, *, workers: int
 ) -> dict[str, torch.Tensor]:
-    """Reads everything into new tensors, floats of which are of ``dtype`` (None: as stored)."""
+    """Read everything into new tensors, floats of which are of ``dtype`` (None: as stored)."""
     import torch
 
-    stored = {piece.name: _torch_dtype(piece) for piece in pieces}
-    made = {
-        piece.name: torch.empty(
-            piece.shape,
-            dtype=dtype if dtype and stored[piece.name].is_floating_point else stored[piece.name],
-        )
-        for piece in pieces
-    }
-    flat = {name: tensor.view(-1) for name, tensor in made.items()}
+    tensors = {p.name: torch.empty(p.shape, dtype=p.torch_dtype(dtype)) for p in pieces}
+    flat = {name: tensor.view(-1) for name, tensor in tensors.items()}
 
     def carry(block: _Block, read: _Read, buffer: torch.Tensor) -> None:
-        own = stored[block.piece.name]
-        first, count = block.start // own.itemsize, block.nbytes // own.itemsize
+        stored = block.piece.torch_dtype()
+        first, count = block.start // stored.itemsize, block.nbytes // stored.itemsize
         target = flat[block.piece.name][first : first + count]
-        if target.dtype == own:
+        if target.dtype == stored:
             read(block, target.view(torch.uint8))
             return
         read(block, buffer[: block.nbytes])
-        target.copy_(buffer[: block.nbytes].view(own))
+        target.copy_(buffer[: block.nbytes].view(stored))
 
     _each_block(pieces, carry, workers=workers)
-    return made
+    return tensors
 
 
 def copy_rate(*, workers: int) -> float:
@@ -93,7 +101,6 @@ def copy_rate(*, workers: int) -> float:
     rates: list[float] = []
 
     def work() -> None:
-        torch.set_num_threads(1)
         source = torch.ones(_COPY_BYTES, dtype=torch.uint8)
         target = torch.ones(_COPY_BYTES, dtype=torch.uint8)
         barrier.wait()
@@ -102,7 +109,7 @@ def copy_rate(*, workers: int) -> float:
             target.copy_(source)
         rates.append(2 * _COPIES * _COPY_BYTES / (time.thread_time() - start_s))
 
-    _run_threads(work, workers)
+    run_threads(work, workers)
     return sum(rates)
 
 
@@ -119,13 +126,6 @@ _Read = Callable[[_Block, "torch.Tensor"], None]
 _Carry = Callable[[_Block, _Read, "torch.Tensor"], None]
 
 
-def _torch_dtype(piece: Piece) -> torch.dtype:
-    import torch
-
-    found: torch.dtype = getattr(torch, piece.dtype)
-    return found
-
-
 def _each_block(pieces: Sequence[Piece], carry: _Carry, *, workers: int) -> None:
     import torch
 
@@ -135,44 +135,49 @@ def _each_block(pieces: Sequence[Piece], carry: _Carry, *, workers: int) -> None
         for start in range(0, piece.nbytes, BLOCK_BYTES)
     ]
     turns = iter(range(len(blocks)))  # next() on it is one step under the interpreter's lock
-    failures: list[Exception] = []
 
     def work() -> None:
-        torch.set_num_threads(1)
         buffer = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
         with _Files() as files:
-            try:
-                for turn in turns:
-                    for block in blocks[turn + AHEAD_BLOCKS : turn + AHEAD_BLOCKS + 1]:
-                        files.prefetch(block)
-                    carry(blocks[turn], files.read, buffer)
-                    if failures:
-                        return
-            except (OSError, EOFError, RuntimeError, MemoryError) as error:
-                failures.append(error)
+            for turn in turns:
+                for block in blocks[turn + AHEAD_BLOCKS : turn + AHEAD_BLOCKS + 1]:
+                    files.prefetch(block)
+                carry(blocks[turn], files.read, buffer)
 
     with _Files() as files:
         for block in blocks[:AHEAD_BLOCKS]:
             files.prefetch(block)
-    _run_threads(work, workers)
-    if failures:
-        raise failures[0]
+    run_threads(work, workers)
 
 
-def _run_threads(work: Callable[[], None], count: int) -> None:
-    """Runs ``work`` in threads with one torch thread each; new threads get what they got before."""
+def run_threads(work: Callable[[], None], count: int) -> None:
+    """Run ``work`` in threads with one torch thread each; the first failure is raised.
+
+    New threads get afterwards what they got before.
+    """
     import torch
+
+    failures: list[Exception] = []
+
+    def run() -> None:
+        torch.set_num_threads(1)
+        try:
+            work()
+        except Exception as error:
+            failures.append(error)
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        threads = [threading.Thread(target=work) for _ in range(count)]
+        threads = [threading.Thread(target=run) for _ in range(count)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     finally:
         torch.set_num_threads(before)
+    if failures:
+        raise failures[0]
 
 
 class _Files:

@@ -34,54 +34,42 @@ def cpu_model() -> str:
 
 def filesystem_of(path: str) -> str | None:
     """The kind of file system that holds ``path`` (``ext4``, ``nfs4``), or None if not told."""
-    best, kind = "", None
+    import psutil
+
     path = os.path.realpath(path)
-    try:
-        with open("/proc/self/mounts") as file:
-            for line in file:
-                _, point, name = line.split()[:3]
-                inside = path == point or path.startswith(point.rstrip("/") + "/")
-                if inside and len(point) >= len(best):
-                    best, kind = point, name
-    except OSError:
-        return None
+    best, kind = "", None
+    for partition in psutil.disk_partitions(all=True):
+        point = partition.mountpoint
+        inside = path == point or path.startswith(point.rstrip(os.sep) + os.sep)
+        if inside and len(point) >= len(best):  # of two at one point the later one shows
+            best, kind = point, partition.fstype
     return kind
 
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """CPU seconds since boot: ``busy`` of all processes, ``stolen`` by the host, and ``own``.
+    """CPU seconds since boot that other processes used, and that the host took away.
 
-    ``own`` is this process and one other, the one measured. What ``busy`` has beyond it between
-    two readings was used by somebody else.
+    Other processes are all but this one and one more, the one measured.
     """
 
-    busy_s: float
+    others_s: float
     stolen_s: float
-    own_s: float
 
     @classmethod
     def read(cls, pid: int) -> CpuTimes | None:
-        """The figures of this moment, or None where there is no /proc."""
-        if sys.platform != "linux":
-            return None
-        tick = os.sysconf("SC_CLK_TCK")
+        """The figures of this moment, or None where the system does not tell."""
+        import psutil
+
         try:
-            with open("/proc/stat") as file:
-                user, nice, system, _, _, irq, softirq, steal = map(
-                    int, file.readline().split()[1:9]
-                )
-            own = _ticks(pid) + _ticks(os.getpid())
-        except (OSError, ValueError, IndexError):
+            machine = psutil.cpu_times()
+            own = [psutil.Process(number).cpu_times() for number in (pid, os.getpid())]
+        except (OSError, psutil.Error):
             return None
-        busy = user + nice + system + irq + softirq
-        return cls(busy / tick, steal / tick, own / tick)
-
-
-def _ticks(pid: int) -> int:
-    with open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
+        busy = ("user", "nice", "system", "irq", "softirq")
+        busy_s = sum(getattr(machine, kind, 0.0) for kind in busy)
+        own_s = sum(times.user + times.system for times in own)
+        return cls(busy_s - own_s, getattr(machine, "steal", 0.0))
 
 
 @dataclass(frozen=True)
@@ -103,7 +91,7 @@ class Usage:
         if sys.platform == "win32":
             times = os.times()
             return cls(times.user, times.system, None)
-        import resource
+        import resource  # finer than psutil, which counts in the kernel's ticks
 
         spent = resource.getrusage(resource.RUSAGE_SELF)
         return cls(spent.ru_utime, spent.ru_stime, _storage_bytes())
@@ -121,11 +109,11 @@ class Usage:
 
 
 def _storage_bytes() -> int | None:
+    import psutil
+
     try:
-        with open("/proc/self/io") as file:
-            for line in file:
-                if line.startswith("read_bytes:"):
-                    return int(line.split()[1])
-    except OSError:
-        pass  # no /proc, or a kernel that does not count
-    return None
+        # Elsewhere it counts what came from caches, too.
+        linux = sys.platform == "linux"
+        return psutil.Process().io_counters().read_bytes if linux else None
+    except (OSError, RuntimeError, ValueError, psutil.Error):  # a kernel that does not count
+        return None

@@ -17,12 +17,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from streamload.measuring.groups import Group
 from streamload.measuring.machine import CpuTimes
 from streamload.system.memory import ProcessMemory, StatusReader
 
-__all__ = ["Channel", "MemoryGroup", "Watch", "watch_process"]
+__all__ = ["Channel", "Watch", "watch_process"]
 
 INTERVAL_S = 0.005
 TRACE_POINTS = 240
@@ -46,16 +47,6 @@ class Watch:
     def event(self, name: str) -> dict[str, Any]:
         """The first event of the name, or an empty one."""
         return next((e for e in self.events if e["event"] == name), {})
-
-
-class MemoryGroup(Protocol):
-    """A control group that the child is in."""
-
-    def used_bytes(self) -> int | None:
-        """What it holds now."""
-
-    def peak_bytes(self) -> int | None:
-        """The most it ever held."""
 
 
 class Channel:
@@ -89,7 +80,7 @@ def watch_process(
     *,
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
-    group: MemoryGroup | None = None,
+    group: Group | None = None,
     limit_bytes: int | None = None,
 ) -> Watch:
     """Starts a process that speaks through a Channel, and watches it to its end.
@@ -122,9 +113,7 @@ def watch_process(
 
 
 class _Watcher:
-    def __init__(
-        self, child: subprocess.Popen[bytes], group: MemoryGroup | None, start_s: float
-    ) -> None:
+    def __init__(self, child: subprocess.Popen[bytes], group: Group | None, start_s: float) -> None:
         self._child = child
         self._group = group
         self._watch = Watch()
@@ -211,8 +200,7 @@ class _Watcher:
         now, before = CpuTimes.read(self._child.pid), self._cpu
         if now is not None and before is not None:
             wall_s = ended - self._start_s
-            other_s = (now.busy_s - before.busy_s) - (now.own_s - before.own_s)
-            watch.other_cpus = max(0.0, other_s / wall_s)
+            watch.other_cpus = max(0.0, (now.others_s - before.others_s) / wall_s)
             watch.stolen_cpus = (now.stolen_s - before.stolen_s) / wall_s
 
     def _group_peak(self) -> int | None:

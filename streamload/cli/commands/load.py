@@ -14,7 +14,7 @@ from streamload.cli.render.progress import progress_bar
 from streamload.cli.render.tables import say
 from streamload.cli.render.trace import Trace, checked_path
 from streamload.core.errors import printable
-from streamload.measuring.imports import import_for_loads
+from streamload.measuring.own_peers import import_for_loads
 
 
 @click.command("load", epilog="Example: streamload load ./gpt2-xl --dtype bfloat16 -v")

@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib import pyplot
 
-from bench.compare import Row, rows_of
+from bench.report.rows import Row, rows_of
 
 __all__ = ["memory_over_time", "save_all", "scale", "time_and_memory"]
 
@@ -166,7 +166,7 @@ def _colour(row: Row) -> str:
 
 
 def _of(row: Row, key: str) -> float:
-    return max(0.0, (row.median or {}).get(key, 0.0))
+    return max(0.0, float((row.median or {}).get(key) or 0.0))
 
 
 def _median_trace(lines: Sequence[dict[str, Any]], label: str) -> list[list[float]]:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from bench import plots, tables
-from bench.compare import rows_of, warnings_of
+from bench.report import plots, tables
+from bench.report.rows import rows_of, warnings_of
 
 __all__ = ["write"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bench.compare import Row, rows_of, warnings_of
+from bench.report.rows import Row, rows_of, warnings_of
 
 __all__ = ["COLUMNS", "NUMERIC", "cells", "markdown", "notes", "render", "report", "setting"]
 
