@@ -1,7 +1,5 @@
 """``python -m bench compare | generate | scale``."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """All loaders on one checkpoint, in rounds, each measurement a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import zlib
@@ -14,8 +12,6 @@ from bench.job import Job
 from bench.machine import head_line
 from streamload.measuring.peers import Peer
 from streamload.measuring.rounds import in_turns, measure_load, prepare, set_cache
-
-__all__ = ["Comparison", "compare", "load_line", "write_lines"]
 
 
 @dataclass(frozen=True)

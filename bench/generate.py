@@ -1,7 +1,5 @@
 """From the start of the process to the first token and to the last, each time a new process."""
 
-from __future__ import annotations
-
 import os
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,9 +9,7 @@ from bench.job import Job, choose_peers
 from bench.machine import head_line
 from bench.report import tables
 from streamload.measuring.peers import Peer
-from streamload.measuring.rounds import run_child, set_cache
-
-__all__ = ["generate", "generators", "report"]
+from streamload.measuring.rounds import set_cache, watch_tokens
 
 PROMPT = [15496, 11, 616, 1438, 318, 262, 1708, 290, 314, 1101, 257]
 """Eleven ids, as GPT-2's vocabulary has them; smaller ones for smaller vocabularies."""
@@ -70,10 +66,7 @@ def _measure(peer: Peer, job: Job, ids: list[int], count: int, timeout_s: float)
     reason = peer.available()
     if reason is not None:
         return {"ok": False, "reason": reason}
-    order = {
-        "do": "tokens", "peer": peer.reference, "job": job.to_order(), "ids": ids, "count": count
-    }  # fmt: skip
-    watch = run_child(order, timeout_s=timeout_s)
+    watch = watch_tokens(peer, job, ids, count, timeout_s=timeout_s)
     came = [
         (at_s, event["token"])
         for at_s, event in zip(watch.times_s, watch.events, strict=True)
@@ -81,17 +74,16 @@ def _measure(peer: Peer, job: Job, ids: list[int], count: int, timeout_s: float)
     ]
     if watch.failure is not None or len(came) < count:
         return {"ok": False, "reason": watch.failure or f"{len(came)} of {count} tokens"}
-    start, peak = watch.peaks["start_rss_bytes"], watch.peaks["peak_rss_bytes"]
+    figures = watch.figures()
     return {
         "ok": True,
         "reason": None,
         "tokens": [token for _, token in came],
         "first_token_s": came[0][0],
         "last_token_s": came[-1][0],
-        "peak_rss_bytes": (start or 0) + (peak or 0),
-        "other_cpus": watch.other_cpus,
-        "stolen_cpus": watch.stolen_cpus,
-        "trace": watch.trace,
+        **figures,
+        # All of the process counts here, the libraries too.
+        "peak_rss_bytes": figures["start_rss_bytes"] + figures["peak_rss_bytes"],
     }
 
 
@@ -105,36 +97,29 @@ def report(lines: Sequence[dict[str, Any]]) -> str:
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for line in lines[1:]:
         groups.setdefault((line["dtype"], line["label"]), []).append(line)
-    body = []
+    body, references = [], dict[str, list[int]]()
     for (dtype, label), measured in sorted(groups.items()):
-        reference = next((g[0] for (d, _), g in sorted(groups.items()) if d == dtype), None)
-        body.append(_cells(label, dtype, measured, reference, len(columns)))
+        reference = references.setdefault(dtype, measured[0].get("tokens", []))
+        body.append([label, dtype, *_cells(measured, reference)])
     table = tables.render(columns, body, range(2, 9))
     return "\n".join([tables.setting(head), "", table, *tables.notes(lines)])
 
 
-def _cells(
-    label: str,
-    dtype: str,
-    measured: list[dict[str, Any]],
-    reference: dict[str, Any] | None,
-    width: int,
-) -> list[str]:
+def _cells(measured: list[dict[str, Any]], reference: list[int]) -> list[str]:
     bad = next((line for line in measured if not line["ok"]), None)
     if bad is not None:
-        return [label, dtype, *[""] * (width - 3), str(bad["reason"])]
+        return [*[""] * 6, str(bad["reason"])]
     first, last = ([line[f"{which}_token_s"] for line in measured] for which in ("first", "last"))
     between = statistics.median(b - a for a, b in zip(first, last, strict=True))
     tokens = measured[0]["tokens"]
-    same = sum(a == b for a, b in zip(tokens, (reference or {}).get("tokens", ()), strict=False))
+    same = sum(a == b for a, b in zip(tokens, reference, strict=False))
+    peak_bytes = statistics.median(line["peak_rss_bytes"] for line in measured)
     return [
-        label,
-        dtype,
         f"{statistics.median(first):.2f}",
         f"{min(first):.2f}-{max(first):.2f}",
         f"{statistics.median(last):.2f}",
         f"{min(last):.2f}-{max(last):.2f}",
         f"{(len(tokens) - 1) / between:.1f}" if between > 0 else "",
-        f"{statistics.median(line['peak_rss_bytes'] for line in measured) / 2**20:.0f}",
+        f"{peak_bytes / 2**20:.0f}",
         f"{same} of {len(tokens)}",
     ]

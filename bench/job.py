@@ -1,7 +1,5 @@
 """Jobs on safetensors files, checked against them, and the peers of ``bench/peers``."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Iterable, Sequence
@@ -10,9 +8,8 @@ from typing import Any
 from bench.safetensors_header import read_headers
 from streamload.measuring import peers
 from streamload.measuring.floor import Piece
+from streamload.measuring.own_peers import COPY, PEERS
 from streamload.measuring.peers import Peer, read_peer
-
-__all__ = ["Job", "choose_peers", "find_peers"]
 
 _BESIDE = (
     ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias",
@@ -20,9 +17,6 @@ _BESIDE = (
 )  # fmt: skip
 """What published GPT-2 and GPT-NeoX files carry beside their weights."""
 PEERS_DIR = os.path.join(os.path.dirname(__file__), "peers")
-_OWN = (
-    "floor_cast", "floor_read", "streamload_map", "streamload_stored", "streamload_stream"
-)  # fmt: skip
 
 
 class Job(peers.Job):
@@ -53,16 +47,14 @@ class Job(peers.Job):
 
 
 def find_peers(only: Iterable[str] = (), *, folders: Iterable[str] = ()) -> list[Peer]:
-    """Streamload's modes, the floor, the peers of ``bench/peers`` and of more folders.
+    """Streamload's modes, the floor, and the peers of ``bench/peers`` and of more folders.
 
-    Args:
-        only: names of those to take; all if there are none.
-        folders: more folders of peers.
+    Only those named are taken; all if none is.
 
     Raises:
         KeyError: a name in ``only`` is no peer.
     """
-    own = {name: f"streamload.measuring.own_peers:{name}" for name in _OWN}
+    own = {name: peer.reference for name, peer in PEERS.items() if peer is not COPY}
     return choose_peers(only, dict(sorted({**own, **_in(PEERS_DIR)}.items())), folders)
 
 

@@ -1,7 +1,5 @@
 """Copies of a checkpoint in the formats some peers read; made once, before anything is timed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

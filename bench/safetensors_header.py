@@ -4,15 +4,10 @@ Values are checked against it, so it stays apart from streamload's and from the 
 package's own.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
-from typing import Any
 
 from streamload.measuring.floor import Piece
-
-__all__ = ["read_headers", "write_header"]
 
 TORCH_NAMES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
@@ -36,21 +31,3 @@ def read_headers(files: Iterable[str]) -> dict[str, Piece]:
             here[name] = Piece(name, path, 8 + length + begin, end - begin, dtype, shape)
         found.update(sorted(here.items(), key=lambda pair: pair[1].offset))
     return found
-
-
-def write_header(path: str, tensors: Iterable[tuple[str, tuple[int, ...], str, int]]) -> int:
-    """Starts a file for ``(name, shape, dtype, nbytes)`` in this order; returns the data's start.
-
-    The file gets its full length at once; what is not written after that is a hole.
-    """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name, shape, dtype, nbytes in tensors:
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + nbytes]}
-        at += nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + at)
-    return 8 + len(text)

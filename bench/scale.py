@@ -1,9 +1,8 @@
 """How time and memory grow: with the size of the model, and with the number of tensors."""
 
-from __future__ import annotations
-
 import math
 import os
+import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -16,8 +15,6 @@ from bench.report import tables
 from streamload.measuring import page_cache
 from streamload.measuring.peers import Peer
 
-__all__ = ["PEERS", "exponent", "report", "scale", "series"]
-
 Point: TypeAlias = tuple[float, float, float]
 """Size, seconds, bytes."""
 
@@ -26,7 +23,7 @@ class _Task(Peer):
     """One call on a path, its imports before the clock starts; nothing is used afterwards."""
 
     def __init__(self, label: str, module: str, call: Callable[[Any, str], Any]) -> None:
-        super().__init__(f"{__name__}:{label}", label, label, "")
+        super().__init__(label, label, "")
         self.imported = ("torch", module)
         self._call = call
 
@@ -61,15 +58,9 @@ def scale(
 ) -> Iterator[dict[str, Any]]:
     """Measure; yields the head line, then one line per measurement.
 
-    Args:
-        models: names of checkpoints, for time and memory against bytes.
-        counts: numbers of tensors, for files of many small ones.
-        peers: the loaders that load the models.
-        dtype: torch name to cast the models to; None keeps the stored one.
-        workers: threads of each loader.
-        rounds: how often each is measured.
-        holes: also plan and map a file of 20 billion parameters that takes no space on disk.
-        tell: called with a line before each measurement.
+    The peers load each of ``models``, for time and memory against bytes; files of ``counts`` many
+    small tensors are loaded, too. ``holes``: also plan and map a file of 20 billion parameters
+    that takes no space on disk.
     """
     yield head_line(
         "scale",
@@ -112,28 +103,24 @@ def _line(peer: Peer, job: Job, *, first_use: bool = True) -> dict[str, Any]:
 
 def series(lines: Sequence[dict[str, Any]], kind: str) -> dict[str, list[Point]]:
     """Label to (size, seconds, bytes) of one kind, the fastest round of each size."""
-    best: dict[tuple[str, float], Point] = {}
-    for line in lines:
-        if line["kind"] == kind and line["ok"]:
-            key = (line["label"], line["size"])
-            point = (line["size"], line["total_s"], line["peak_rss_bytes"])
-            if key not in best or point[1] < best[key][1]:
-                best[key] = point
-    found: dict[str, list[Point]] = {}
-    for (label, _), point in sorted(best.items()):
-        found.setdefault(label, []).append(point)
-    return found
+    points = sorted(
+        (line["label"], line["size"], line["total_s"], line["peak_rss_bytes"])
+        for line in lines
+        if line["kind"] == kind and line["ok"]
+    )
+    found: dict[str, dict[float, Point]] = {}
+    for label, *point in points:
+        found.setdefault(label, {}).setdefault(point[0], tuple(point))
+    return {label: list(by_size.values()) for label, by_size in found.items()}
 
 
 def exponent(points: Sequence[Point], column: int) -> float | None:
     """The b of ``y = a * size ** b`` through the points, by least squares of the logarithms."""
     pairs = [(math.log(p[0]), math.log(p[column])) for p in points if p[0] > 0 and p[column] > 0]
-    if len(pairs) < 2:
+    try:
+        return statistics.linear_regression(*zip(*pairs, strict=True)).slope if pairs else None
+    except statistics.StatisticsError:  # one size only
         return None
-    mean_x = sum(x for x, _ in pairs) / len(pairs)
-    mean_y = sum(y for _, y in pairs) / len(pairs)
-    spread = sum((x - mean_x) ** 2 for x, _ in pairs)
-    return sum((x - mean_x) * (y - mean_y) for x, y in pairs) / spread if spread else None
 
 
 def report(lines: Sequence[dict[str, Any]]) -> str:

@@ -1,14 +1,10 @@
 """Checking what was loaded against the file."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
 from bench.job import Job
 from streamload.measuring.floor import Piece
-
-__all__ = ["check"]
 
 FULL_BYTES = 256 << 20
 """Files up to this are compared whole, larger ones in samples."""

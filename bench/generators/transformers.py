@@ -1,13 +1,9 @@
 """transformers' own model, greedy, with its key/value cache."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
-from bench.peers.transformers import load
-
-__all__ = ["DELIVERS", "IMPORTS", "LABEL", "load", "tokens"]
+from bench.peers.transformers import load as load
 
 LABEL = "transformers"
 DELIVERS = "tokens"

@@ -1,7 +1,5 @@
 """accelerate: an empty transformers model, filled by load_checkpoint_and_dispatch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 LABEL = "accelerate"

@@ -1,17 +1,13 @@
 """The lazy loading that litgpt's converters use, from lightning: read when asked for."""
 
-from __future__ import annotations
-
 from typing import Any
 
-from bench.own_files import bin_path
-from bench.own_files import make_bin as prepare
-
-__all__ = ["DELIVERS", "IMPORTS", "LABEL", "imports", "load", "prepare"]
+from bench.own_files import bin_path, make_bin
 
 LABEL = "litgpt lazy load"
 DELIVERS = "tensors, stored layout (.bin)"
 IMPORTS = ("torch", "lightning.fabric.utilities.load")
+prepare = make_bin
 
 
 def imports() -> None:

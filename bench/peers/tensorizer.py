@@ -1,7 +1,5 @@
 """tensorizer, from its own format."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One self-contained page: pictures, table, and how it was measured. Nothing is fetched."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Sequence
 from html import escape
@@ -9,8 +7,6 @@ from typing import Any
 
 from bench.report import plots, tables
 from bench.report.rows import rows_of, warnings_of
-
-__all__ = ["write"]
 
 _STYLE = """
 :root { color-scheme: light dark; }

@@ -1,14 +1,10 @@
 """One row per loader, from the lines of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from streamload.measuring.rounds import disturbances, medians
-
-__all__ = ["Row", "rows_of", "warnings_of"]
 
 _MEDIANS = (
     "import_s", "load_s", "first_use_s", "total_s", "bytes_per_s",

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from streamload.measuring.machine import Usage
+from streamload.measuring.machine import usage, usage_since
 from streamload.measuring.peers import Job, Peer, read_job, read_peer
 from streamload.measuring.watch import Channel
 
@@ -44,10 +44,10 @@ def _load(peer: Peer, job: Job, order: dict[str, Any], channel: Channel) -> None
     import_s = time.perf_counter() - start_s
     from streamload.measuring.first_use import use_all
 
-    Usage.read()  # what it imports belongs before the load, too
+    usage()  # what it imports belongs before the load, too
     channel.say(event="ready", import_s=import_s)
     channel.wait()
-    before, start_s = Usage.read(), time.perf_counter()
+    before, start_s = usage(), time.perf_counter()
     result = peer.load(job)
     loaded_s = time.perf_counter()
     touched_bytes = use_all(result, workers=job.workers) if order["first_use"] else 0
@@ -61,7 +61,7 @@ def _load(peer: Peer, job: Job, order: dict[str, Any], channel: Channel) -> None
         copy_bytes_per_s=result if isinstance(result, float) else None,
         # Bytes that were streamed rather than mapped, where a report says so.
         written_bytes=None if report is None else int(report.bytes_written),
-        **Usage.read().since(before),
+        **usage_since(before),
     )
     channel.wait()
     channel.say(event="checked", values=job.check(peer, result) if touched_bytes else "none kept")

@@ -7,14 +7,15 @@ planned, checked, named or transposed.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from streamload.core.specs import Shape
 
@@ -58,11 +59,7 @@ def bytes_as(pieces: Sequence[Piece], dtype: torch.dtype | None) -> int:
 
 def read_only(pieces: Sequence[Piece], *, workers: int) -> None:
     """Read everything, keep nothing."""
-
-    def carry(block: _Block, read: _Read, buffer: torch.Tensor) -> None:
-        read(block, buffer[: block.nbytes])
-
-    _each_block(pieces, carry, workers=workers)
+    _read_blocks(pieces, {}, workers=workers)
 
 
 def read_and_cast(
@@ -72,19 +69,7 @@ def read_and_cast(
     import torch
 
     tensors = {p.name: torch.empty(p.shape, dtype=p.torch_dtype(dtype)) for p in pieces}
-    flat = {name: tensor.view(-1) for name, tensor in tensors.items()}
-
-    def carry(block: _Block, read: _Read, buffer: torch.Tensor) -> None:
-        stored = block.piece.torch_dtype()
-        first, count = block.start // stored.itemsize, block.nbytes // stored.itemsize
-        target = flat[block.piece.name][first : first + count]
-        if target.dtype == stored:
-            read(block, target.view(torch.uint8))
-            return
-        read(block, buffer[: block.nbytes])
-        target.copy_(buffer[: block.nbytes].view(stored))
-
-    _each_block(pieces, carry, workers=workers)
+    _read_blocks(pieces, {n: t.view(-1) for n, t in tensors.items()}, workers=workers)
     return tensors
 
 
@@ -113,8 +98,7 @@ def copy_rate(*, workers: int) -> float:
     return sum(rates)
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
+class _Block(NamedTuple):
     """Bytes ``[start, start + nbytes)`` of one piece."""
 
     piece: Piece
@@ -122,11 +106,10 @@ class _Block:
     nbytes: int
 
 
-_Read = Callable[[_Block, "torch.Tensor"], None]
-_Carry = Callable[[_Block, _Read, "torch.Tensor"], None]
-
-
-def _each_block(pieces: Sequence[Piece], carry: _Carry, *, workers: int) -> None:
+def _read_blocks(
+    pieces: Sequence[Piece], targets: Mapping[str, torch.Tensor], *, workers: int
+) -> None:
+    """Read all pieces, cast into the flat tensors of their names; those without are dropped."""
     import torch
 
     blocks = [
@@ -138,16 +121,53 @@ def _each_block(pieces: Sequence[Piece], carry: _Carry, *, workers: int) -> None
 
     def work() -> None:
         buffer = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
-        with _Files() as files:
+        with _opened(pieces) as files:
             for turn in turns:
-                for block in blocks[turn + AHEAD_BLOCKS : turn + AHEAD_BLOCKS + 1]:
-                    files.prefetch(block)
-                carry(blocks[turn], files.read, buffer)
+                for ahead in blocks[turn + AHEAD_BLOCKS : turn + AHEAD_BLOCKS + 1]:
+                    _prefetch(ahead, files[ahead.piece.file])
+                block = blocks[turn]
+                piece, file, staging = block.piece, files[block.piece.file], buffer[: block.nbytes]
+                if piece.name not in targets:
+                    _read(block, file, staging)
+                    continue
+                stored, target = piece.torch_dtype(), targets[piece.name]
+                first = block.start // stored.itemsize
+                part = target[first : first + block.nbytes // stored.itemsize]
+                if part.dtype == stored:
+                    _read(block, file, part.view(torch.uint8))
+                else:
+                    _read(block, file, staging)
+                    part.copy_(staging.view(stored))
 
-    with _Files() as files:
-        for block in blocks[:AHEAD_BLOCKS]:
-            files.prefetch(block)
+    head = blocks[:AHEAD_BLOCKS]
+    with _opened([block.piece for block in head]) as files:
+        for block in head:
+            _prefetch(block, files[block.piece.file])
     run_threads(work, workers)
+
+
+@contextlib.contextmanager
+def _opened(pieces: Sequence[Piece]) -> Iterator[dict[str, io.FileIO]]:
+    """The pieces' files for one thread: seek and readinto exist everywhere, and share no offset."""
+    with contextlib.ExitStack() as stack:
+        paths = {piece.file for piece in pieces}
+        yield {path: stack.enter_context(open(path, "rb", buffering=0)) for path in paths}
+
+
+def _read(block: _Block, file: io.FileIO, target: torch.Tensor) -> None:
+    memory = target.numpy().data.cast("B")
+    file.seek(block.piece.offset + block.start)
+    while memory:
+        count = file.readinto(memory)
+        if not count:
+            raise EOFError(f"{block.piece.file} ended early")
+        memory = memory[count:]
+
+
+def _prefetch(block: _Block, file: io.FileIO) -> None:
+    if hasattr(os, "posix_fadvise"):
+        start = block.piece.offset + block.start
+        os.posix_fadvise(file.fileno(), start, block.nbytes, os.POSIX_FADV_WILLNEED)
 
 
 def run_threads(work: Callable[[], None], count: int) -> None:
@@ -178,36 +198,3 @@ def run_threads(work: Callable[[], None], count: int) -> None:
         torch.set_num_threads(before)
     if failures:
         raise failures[0]
-
-
-class _Files:
-    """One thread's open files: seek and readinto exist everywhere, and share no offset so."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, io.FileIO] = {}
-
-    def __enter__(self) -> _Files:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for file in self._open.values():
-            file.close()
-
-    def _file(self, path: str) -> io.FileIO:
-        if path not in self._open:
-            self._open[path] = open(path, "rb", buffering=0)  # noqa: SIM115
-        return self._open[path]
-
-    def read(self, block: _Block, target: torch.Tensor) -> None:
-        file, memory = self._file(block.piece.file), target.numpy().data.cast("B")
-        file.seek(block.piece.offset + block.start)
-        while memory:
-            count = file.readinto(memory)
-            if not count:
-                raise EOFError(f"{block.piece.file} ended early")
-            memory = memory[count:]
-
-    def prefetch(self, block: _Block) -> None:
-        if hasattr(os, "posix_fadvise"):
-            file, start = self._file(block.piece.file), block.piece.offset + block.start
-            os.posix_fadvise(file.fileno(), start, block.nbytes, os.POSIX_FADV_WILLNEED)

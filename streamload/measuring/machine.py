@@ -1,13 +1,15 @@
-"""Whose CPU time it was: the measured process's, somebody else's, or the host's."""
+"""The machine, and whose CPU time it was: the measured process's, somebody else's, the host's."""
 
 from __future__ import annotations
 
 import os
 import platform
 import sys
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-__all__ = ["BUSY_CPUS", "CpuTimes", "Usage", "cpu_model", "filesystem_of", "usable_cpus"]
+from streamload.system.memory import available_memory
+
+__all__ = ["BUSY_CPUS", "CpuTimes", "describe", "usable_cpus", "usage", "usage_since"]
 
 BUSY_CPUS = 0.25
 """Other processes' CPUs, on average over a measurement, from which on it is called disturbed."""
@@ -20,7 +22,25 @@ def usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def cpu_model() -> str:
+def describe(path: str | None) -> dict[str, Any]:
+    """What figures depend on, for their head; ``path`` is what is loaded, if it is known."""
+    import psutil
+
+    available = available_memory()
+    return {
+        "cpu": _cpu_model(),
+        "cpus": usable_cpus(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "available_bytes": available.bytes,
+        "available_limit": available.limit,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "filesystem": None if path is None else _filesystem_of(path),
+        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+    }
+
+
+def _cpu_model() -> str:
     """The processor's name, as far as the system tells."""
     try:
         with open("/proc/cpuinfo") as file:
@@ -32,22 +52,22 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def filesystem_of(path: str) -> str | None:
+def _filesystem_of(path: str) -> str | None:
     """The kind of file system that holds ``path`` (``ext4``, ``nfs4``), or None if not told."""
     import psutil
 
-    path = os.path.realpath(path)
-    best, kind = "", None
-    for partition in psutil.disk_partitions(all=True):
-        point = partition.mountpoint
-        inside = path == point or path.startswith(point.rstrip(os.sep) + os.sep)
-        if inside and len(point) >= len(best):  # of two at one point the later one shows
-            best, kind = point, partition.fstype
-    return kind
+    path = os.path.join(os.path.realpath(path), "")
+    above = [
+        partition
+        for partition in psutil.disk_partitions(all=True)
+        if path.startswith(os.path.join(partition.mountpoint, ""))
+    ]
+    # Of two at one point the later one shows.
+    nearest = max(reversed(above), key=lambda found: len(found.mountpoint), default=None)
+    return nearest and nearest.fstype
 
 
-@dataclass(frozen=True)
-class CpuTimes:
+class CpuTimes(NamedTuple):
     """CPU seconds since boot that other processes used, and that the host took away.
 
     Other processes are all but this one and one more, the one measured.
@@ -56,64 +76,54 @@ class CpuTimes:
     others_s: float
     stolen_s: float
 
-    @classmethod
-    def read(cls, pid: int) -> CpuTimes | None:
-        """The figures of this moment, or None where the system does not tell."""
-        import psutil
 
-        try:
-            machine = psutil.cpu_times()
-            own = [psutil.Process(number).cpu_times() for number in (pid, os.getpid())]
-        except (OSError, psutil.Error):
-            return None
-        busy = ("user", "nice", "system", "irq", "softirq")
-        busy_s = sum(getattr(machine, kind, 0.0) for kind in busy)
-        own_s = sum(times.user + times.system for times in own)
-        return cls(busy_s - own_s, getattr(machine, "steal", 0.0))
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What this process has used since its start.
-
-    Attributes:
-        user_s, system_s: CPU seconds of all threads, in its own code and in the kernel.
-        storage_bytes: fetched from disks for it, readahead included; None where not told.
-    """
-
-    user_s: float
-    system_s: float
-    storage_bytes: int | None
-
-    @classmethod
-    def read(cls) -> Usage:
-        """The figures of this moment."""
-        if sys.platform == "win32":
-            times = os.times()
-            return cls(times.user, times.system, None)
-        import resource  # finer than psutil, which counts in the kernel's ticks
-
-        spent = resource.getrusage(resource.RUSAGE_SELF)
-        return cls(spent.ru_utime, spent.ru_stime, _storage_bytes())
-
-    def since(self, before: Usage) -> dict[str, float | int | None]:
-        """The differences, as JSON has them."""
-        read = None
-        if self.storage_bytes is not None and before.storage_bytes is not None:
-            read = self.storage_bytes - before.storage_bytes
-        return {
-            "user_s": self.user_s - before.user_s,
-            "system_s": self.system_s - before.system_s,
-            "storage_bytes": read,
-        }
-
-
-def _storage_bytes() -> int | None:
+def cpu_times(pid: int) -> CpuTimes | None:
+    """The figures of this moment beside process ``pid``, or None where they are not told."""
     import psutil
 
     try:
-        # Elsewhere it counts what came from caches, too.
-        linux = sys.platform == "linux"
-        return psutil.Process().io_counters().read_bytes if linux else None
+        machine = psutil.cpu_times()
+        own = [psutil.Process(number).cpu_times() for number in (pid, os.getpid())]
+    except (OSError, psutil.Error):
+        return None
+    busy = ("user", "nice", "system", "irq", "softirq")
+    busy_s = sum(getattr(machine, kind, 0.0) for kind in busy)
+    own_s = sum(times.user + times.system for times in own)
+    return CpuTimes(busy_s - own_s, getattr(machine, "steal", 0.0))
+
+
+def usage() -> dict[str, float | None]:
+    """What this process has used since its start.
+
+    ``user_s`` and ``system_s`` are CPU seconds of all threads, in its own code and in the kernel;
+    ``storage_bytes`` were fetched from disks for it, readahead included (None where not told).
+    """
+    if sys.platform == "win32":
+        times = os.times()
+        return {"user_s": times.user, "system_s": times.system, "storage_bytes": None}
+    import resource  # finer than psutil, which counts in the kernel's ticks
+
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "user_s": spent.ru_utime, "system_s": spent.ru_stime, "storage_bytes": _storage_bytes()
+    }  # fmt: skip
+
+
+def usage_since(before: dict[str, float | None]) -> dict[str, float | None]:
+    """What has been used since ``usage`` told ``before``."""
+    used: dict[str, float | None] = {}
+    for key, now in usage().items():
+        then = before[key]
+        used[key] = None if now is None or then is None else now - then
+    return used
+
+
+def _storage_bytes() -> int | None:
+    if sys.platform != "linux":  # elsewhere what came from caches is counted, too
+        return None
+    import psutil
+
+    try:
+        return psutil.Process().io_counters().read_bytes
     except (OSError, RuntimeError, ValueError, psutil.Error):  # a kernel that does not count
         return None

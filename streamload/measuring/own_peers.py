@@ -32,12 +32,7 @@ def import_for_loads() -> None:
         importlib.import_module(name)
 
 
-class _Own(Peer):
-    def __init__(self, name: str, label: str, delivers: str) -> None:
-        super().__init__(f"{__name__}:{name}", name, label, delivers)
-
-
-class _Mode(_Own):
+class _Mode(Peer):
     """One of streamload's modes, and the options that ask for it."""
 
     imported = ("torch", "streamload")
@@ -79,7 +74,7 @@ class _Mode(_Own):
         return found
 
 
-class _FloorRead(_Own):
+class _FloorRead(Peer):
     """What the model needs of the files, read and dropped."""
 
     def get_ready(self, job: Job) -> None:
@@ -109,7 +104,7 @@ class _FloorCast(_FloorRead):
         return floor.read_and_cast(job.pieces, job.torch_dtype(), workers=job.workers)
 
 
-class _Copy(_Own):
+class _Copy(Peer):
     """No loader: how many bytes a second copying moves through memory."""
 
     def load(self, job: Job) -> float:

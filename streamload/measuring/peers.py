@@ -54,6 +54,11 @@ class Job:
         dtype = self.torch_dtype()
         return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
+    def cast_copy(self, tensor: Any) -> Any:
+        """As ``cast``, but always in memory of its own."""
+        cast = self.cast(tensor)
+        return cast.clone() if cast is tensor else cast
+
     def check(self, _peer: Peer, _result: Any) -> str:
         """What is said of the values that were loaded; kinds of jobs that check them override."""
         return "not checked"
@@ -87,8 +92,8 @@ class Peer:
     prepare: Callable[[Any], None] | None = None
     tokens: Callable[[Any, list[int], int], Iterator[int]] | None = None
 
-    def __init__(self, reference: str, name: str, label: str, delivers: str) -> None:
-        self.reference = reference
+    def __init__(self, name: str, label: str, delivers: str) -> None:
+        self.reference = f"{type(self).__module__}:{name}"
         self.name = name
         self.label = label
         self.delivers = delivers
@@ -138,7 +143,8 @@ class FilePeer(Peer):
         for needed in ("LABEL", "DELIVERS", "load"):
             if not hasattr(module, needed):
                 raise AttributeError(f"{file} does not define {needed}")
-        super().__init__(file, name, module.LABEL, module.DELIVERS)
+        super().__init__(name, module.LABEL, module.DELIVERS)
+        self.reference = file
         self.imported = getattr(module, "IMPORTS", self.imported)
         # Functions of the file stand in for the methods.
         for method in ("available", "imports", "load", "stored", "prepare", "tokens"):

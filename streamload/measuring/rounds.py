@@ -16,7 +16,8 @@ from streamload.measuring.peers import Job, Peer
 from streamload.measuring.watch import Watch, watch_process
 
 __all__ = [
-    "disturbances", "in_turns", "measure_load", "medians", "prepare", "run_child", "set_cache"
+    "disturbances", "in_turns", "measure_load", "medians", "prepare", "run_child",
+    "set_cache", "watch_tokens",
 ]  # fmt: skip
 
 _STOLEN_CPUS = 0.05
@@ -38,9 +39,8 @@ def set_cache(files: Sequence[str], *, cold: bool) -> dict[str, Any]:
     """Drop the files from the page cache or read them into it; returns how that went."""
     problem = page_cache.make(files, cold=cold)
     return {
-        "cache_problem": problem,
-        "resident_before": page_cache.resident_fraction(files),
-    }
+        "cache_problem": problem, "resident_before": page_cache.resident_fraction(files)
+    }  # fmt: skip
 
 
 def measure_load(
@@ -54,20 +54,11 @@ def measure_load(
 ) -> dict[str, Any]:
     """Load once; returns the figures as one flat JSON object.
 
-    Args:
-        peer: the loader.
-        job: what it loads.
-        limit_bytes: memory of the process.
-        timeout_s: after which the process is ended.
-        grouped: put the process into a control group of its own, where that can be made.
-        first_use: use every byte once after the load, as part of the measurement.
+    The process is ended after ``timeout_s``. ``grouped`` puts it into a control group of its own
+    where that can be made, of at most ``limit_bytes``. With ``first_use`` every byte is used once
+    after the load, as part of the measurement.
     """
-    order = {
-        "do": "load",
-        "peer": peer.reference,
-        "job": job.to_order(),
-        "first_use": first_use,
-    }
+    order = _order("load", peer, job) | {"first_use": first_use}
     watch = run_child(order, limit_bytes=limit_bytes, timeout_s=timeout_s, grouped=grouped)
     used = {key: value for key, value in watch.event("used").items() if key != "event"}
     if watch.failure is not None or not used:
@@ -79,17 +70,25 @@ def measure_load(
         "import_s": watch.event("ready").get("import_s"),
         "total_s": used["load_s"] + used["first_use_s"],
         **used,
-        **watch.peaks,
-        "other_cpus": watch.other_cpus,
-        "stolen_cpus": watch.stolen_cpus,
-        "trace": watch.trace,
+        **watch.figures(),
     }
 
 
 def prepare(peer: Peer, job: Job, *, timeout_s: float = 1200) -> str | None:
     """Let the peer make its own files, in a process of its own; returns why it could not."""
-    order = {"do": "prepare", "peer": peer.reference, "job": job.to_order()}
-    return run_child(order, timeout_s=timeout_s, grouped=False).failure
+    return run_child(_order("prepare", peer, job), timeout_s=timeout_s, grouped=False).failure
+
+
+def watch_tokens(
+    peer: Peer, job: Job, ids: Sequence[int], count: int, *, timeout_s: float
+) -> Watch:
+    """Let the peer continue ``ids`` by ``count`` tokens, each an event."""
+    order = _order("tokens", peer, job) | {"ids": ids, "count": count}
+    return run_child(order, timeout_s=timeout_s)
+
+
+def _order(do: str, peer: Peer, job: Job) -> dict[str, Any]:
+    return {"do": do, "peer": peer.reference, "job": job.to_order()}
 
 
 def run_child(

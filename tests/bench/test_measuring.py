@@ -7,14 +7,15 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from streamload.core.errors import CheckpointError, PlanError
-from streamload.measuring import floor, page_cache
-from streamload.measuring.machine import Usage
+from streamload.measuring import floor, machine, page_cache
 from streamload.measuring.survey import survey
 from streamload.measuring.verdict import Figures, judge
 from streamload.measuring.watch import watch_process
@@ -165,31 +166,46 @@ def test_a_cache_that_cannot_be_dropped_is_said(tmp_path, monkeypatch):
     assert "no posix_fadvise" in page_cache.make([str(tmp_path / "x")], cold=True)
 
 
+def test_the_file_system_is_that_of_the_nearest_mount(monkeypatch):
+    mounts = [("/", "ext4"), ("/data", "old"), ("/data", "xfs"), ("/data/in", "nfs4"), ("/d", "no")]
+    found = [SimpleNamespace(mountpoint=point, fstype=kind) for point, kind in mounts]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda **_: found)
+    monkeypatch.setattr(os.path, "realpath", lambda path: path)
+    kinds = {
+        path: machine.describe(path)["filesystem"]
+        for path in ("/data", "/data/in/x", "/data/inner", "/dat", "/x")
+    }
+    assert list(kinds.values()) == ["xfs", "nfs4", "xfs", "ext4", "ext4"]
+    found.clear()
+    assert machine.describe("/x")["filesystem"] is None
+
+
 def test_usage_counts_what_was_computed():
-    outer_s, before = time.process_time(), Usage.read()
+    outer_s, before = time.process_time(), machine.usage()
     inner_s = time.process_time()
     sum(range(2_000_000))
     inner_s = time.process_time() - inner_s
-    used = Usage.read().since(before)
+    used = machine.usage_since(before)
     outer_s = time.process_time() - outer_s
     assert inner_s > 0.001
     # Another clock of the same thing, started later and earlier.
     assert 0.9 * inner_s <= used["user_s"] + used["system_s"] <= 1.1 * outer_s
 
 
-def test_usage_counts_what_came_from_disks(tmp_path):
-    assert Usage(2.5, 1.0, 700).since(Usage(1.0, 0.25, 200)) == {
-        "user_s": 1.5, "system_s": 0.75, "storage_bytes": 500
-    }  # fmt: skip
-    assert Usage(2.5, 1.0, None).since(Usage(1.0, 0.25, 200))["storage_bytes"] is None
-    assert Usage(2.5, 1.0, 700).since(Usage(1.0, 0.25, None))["storage_bytes"] is None
+def test_usage_counts_what_came_from_disks(tmp_path, monkeypatch):
     (tmp_path / "x").write_bytes(os.urandom(4 * MIB))
-    why = page_cache.drop([str(tmp_path / "x")])
-    before = Usage.read()
-    if why is not None or before.storage_bytes is None:
-        pytest.skip(why or "the system does not count what it reads from disks")
+    why, before = page_cache.drop([str(tmp_path / "x")]), machine.usage()
     (tmp_path / "x").read_bytes()
-    assert Usage.read().since(before)["storage_bytes"] >= 4 * MIB
+    used = machine.usage_since(before)
+    if why is None and before["storage_bytes"] is not None:
+        assert used["storage_bytes"] >= 4 * MIB
+    before = {"user_s": 1.0, "system_s": 0.25, "storage_bytes": 200}
+    now = {"user_s": 2.5, "system_s": 1.0, "storage_bytes": 700}
+    monkeypatch.setattr(machine, "usage", lambda: now)
+    assert machine.usage_since(before) == {"user_s": 1.5, "system_s": 0.75, "storage_bytes": 500}
+    assert machine.usage_since(before | {"storage_bytes": None})["storage_bytes"] is None
+    now["storage_bytes"] = None
+    assert machine.usage_since(before)["storage_bytes"] is None
 
 
 CHILD = """

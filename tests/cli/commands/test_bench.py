@@ -44,11 +44,14 @@ class Watched:
         self.failure = failure
         self.other_cpus = other_cpus
         self.stolen_cpus = 0.0
-        self.trace = []
         self.peaks = {"peak_rss_bytes": 1 << 20, "peak_anonymous_bytes": 0, "peak_file_bytes": 0}
         common = {"first_use_s": 0.0, "touched_bytes": 0, "copy_bytes_per_s": 1e10}
         common |= {"written_bytes": 1, "user_s": load_s, "system_s": 0.0, "storage_bytes": 0}
         self._used = {"event": "used", "load_s": load_s, **common, **used}
+
+    def figures(self):
+        disturbed = {"other_cpus": self.other_cpus, "stolen_cpus": self.stolen_cpus}
+        return {**self.peaks, **disturbed, "trace": []}
 
     def event(self, name):
         return self._used if name == "used" and self.failure is None else {}
