@@ -19,7 +19,7 @@ from streamload.mapping.registry import known_model_types, mapping_for
 from streamload.mapping.rules import NameMap, Rule
 from streamload.mapping.tables.gpt2_names import gpt2_map
 from streamload.models.decoder import Decoder
-from streamload.module.commit import targets_of
+from streamload.module.targets import targets_of
 from streamload.planning.inverse import build_export_plan
 from streamload.planning.records import Targets
 from streamload.saving.checkpoint import write_checkpoint
@@ -83,10 +83,10 @@ def export(
     return ExportReport(
         os.fsdecode(path),
         tuple(files),
-        made.report.loaded,
-        made.report.dtype,
+        made.ledger,
+        made.dtype,
         "published" if name_map is not None else "local",
-        tuple(run.notices),
+        run.notices,
         run.bytes_read,
         run.bytes_written,
         time.perf_counter() - start_s,

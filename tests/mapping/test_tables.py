@@ -7,7 +7,7 @@ from streamload.core.options import Settings
 from streamload.core.specs import Catalog, TensorSpec
 from streamload.mapping.registry import known_model_types, mappings_for
 from streamload.models.registry import MODEL_TYPES, build_model
-from streamload.module.commit import targets_of
+from streamload.module.targets import targets_of
 from streamload.planning import build_plan
 
 LLAMA_1B = {
