@@ -4,17 +4,8 @@ Values do not matter for speed, sizes and names do: these files have the names, 
 types and mask buffers of the published ones, and a config.json.
 """
 
-from __future__ import annotations
-
 import json
 import os
-from collections.abc import Iterable
-
-from bench.safetensors_header import write_header
-
-__all__ = ["checkpoint", "many_tensors", "results_dir", "vocabulary_of", "with_holes"]
-
-_CHUNK_BYTES = 1 << 22
 
 
 def results_dir() -> str:
@@ -43,16 +34,15 @@ def vocabulary_of(path: str) -> int:
 
 def many_tensors(count: int) -> str:
     """A file of ``count`` tensors of 64 float32 numbers."""
+    import numpy
+    from safetensors.numpy import save_file
+
     path = os.path.join(results_dir(), "checkpoints", f"{count}-tensors.safetensors")
     if not os.path.exists(path):
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        rows = ((f"part.{i:07}.weight", (64,), "F32", 256) for i in range(count))
-        start = write_header(path + ".part", rows)
-        with open(path + ".part", "r+b") as file:
-            file.seek(start)
-            for left in range(256 * count, 0, -_CHUNK_BYTES):
-                # Random bytes may be NaN; as numbers they are only copied.
-                file.write(os.urandom(min(left, _CHUNK_BYTES)))
+        values = numpy.random.default_rng(0).random((count, 64), dtype=numpy.float32)
+        tensors = {f"part.{i:07}.weight": values[i] for i in range(count)}
+        save_file(tensors, path + ".part", metadata={"format": "pt"})
         os.replace(path + ".part", path)
     return path
 
@@ -63,14 +53,19 @@ def with_holes() -> str:
 
     preset = PRESETS["gpt2"]
     config = {**preset.config, "n_embd": 6144, "n_layer": 44, "n_head": 64, "n_positions": 2048}
-    recipes = preset.recipes(config, False)
+    header, end = {}, 0
+    for recipe in preset.recipes(config, False):
+        start, end = end, end + recipe.nbytes("float32")
+        header[recipe.name] = {
+            "dtype": "F32", "shape": list(recipe.shape), "data_offsets": [start, end]
+        }  # fmt: skip
+    text = json.dumps(header).encode()
     folder = os.path.join(results_dir(), "checkpoints", "gpt2-20b-holes")
     os.makedirs(folder, exist_ok=True)
-    _write_holes(((r.name, r.shape, "F32", r.nbytes("float32")) for r in recipes), folder)
-    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
-        json.dump(config, file)
+    with open(os.path.join(folder, "model.safetensors"), "wb") as file:
+        text += b" " * (-len(text) % 8)
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as config_file:
+        json.dump(config, config_file)
     return folder
-
-
-def _write_holes(rows: Iterable[tuple[str, tuple[int, ...], str, int]], folder: str) -> None:
-    write_header(os.path.join(folder, "model.safetensors"), rows)

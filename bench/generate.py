@@ -1,20 +1,15 @@
 """From the start of the process to the first token and to the last, each time a new process."""
 
-from __future__ import annotations
-
-import dataclasses
-import datetime
 import os
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from bench import machine, tables
-from bench.job import Job, Peer, find_peers
-from bench.measure import run_child
-from streamload.measuring import page_cache
-
-__all__ = ["generate", "generators", "report"]
+from bench.job import Job, choose_peers
+from bench.machine import head_line
+from bench.report import tables
+from streamload.measuring.peers import Peer
+from streamload.measuring.rounds import set_cache, watch_tokens
 
 PROMPT = [15496, 11, 616, 1438, 318, 262, 1708, 290, 314, 1101, 257]
 """Eleven ids, as GPT-2's vocabulary has them; smaller ones for smaller vocabularies."""
@@ -23,7 +18,7 @@ PROMPT = [15496, 11, 616, 1438, 318, 262, 1708, 290, 314, 1101, 257]
 def generators(only: Iterable[str] = (), folders: Iterable[str] = ()) -> list[Peer]:
     """The loaders that can continue a text: ``bench/generators``, one file each."""
     own = os.path.join(os.path.dirname(__file__), "generators")
-    return find_peers(only, folders=folders, base=own)
+    return choose_peers(only, {}, [own, *folders])
 
 
 def generate(
@@ -39,68 +34,56 @@ def generate(
     timeout_s: float = 1200,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Iterator[dict[str, Any]]:
-    """Measures; yields the head line, then one line per process."""
-    packages = {"torch", "safetensors", *(n.split(".")[0] for p in peers for n in p.imported)}
-    yield {
-        "kind": "run",
-        "command": "generate",
-        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "path": os.path.basename(os.path.abspath(path)),
-        "dtype": " and ".join(dtype or "stored" for dtype in dtypes),
-        "workers": workers,
-        "rounds": rounds,
-        "cold": cold,
-        "tokens": count,
-        "machine": machine.describe(path),
-        "versions": machine.versions(packages),
-    }
+    """Measure; yields the head line, then one line per process."""
+    yield head_line(
+        "generate",
+        path,
+        peers,
+        dtype=" and ".join(dtype or "stored" for dtype in dtypes),
+        workers=workers,
+        rounds=rounds,
+        cold=cold,
+        tokens=count,
+    )
     ids = [token % vocabulary for token in PROMPT]
     for number in range(rounds):
         for dtype in dtypes:
             for peer in peers:
                 tell(f"round {number + 1} of {rounds}: {peer.label}, {dtype or 'stored'}")
-                job = Job(path, dtype, workers, "")
-                problem = page_cache.make(job.files, cold=cold)
+                job = Job(path, dtype, workers)
                 yield {
+                    "kind": "tokens",
+                    "peer": peer.name,
+                    "label": peer.label,
+                    "dtype": dtype or "stored",
                     "round": number + 1,
-                    "cache_problem": problem,
+                    **set_cache(job.files, cold=cold),
                     **_measure(peer, job, ids, count, timeout_s),
                 }
 
 
 def _measure(peer: Peer, job: Job, ids: list[int], count: int, timeout_s: float) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "kind": "tokens",
-        "peer": peer.name,
-        "label": peer.label,
-        "dtype": job.dtype or "stored",
-        "ok": False,
-    }
     reason = peer.available()
     if reason is not None:
-        return found | {"reason": reason}
-    order = {
-        "do": "tokens", "peer": peer.file, "job": dataclasses.asdict(job), "ids": ids,
-        "count": count,
-    }  # fmt: skip
-    watch = run_child(order, limit_bytes=None, timeout_s=timeout_s)
-    times_s = [
-        at for at, event in zip(watch.times_s, watch.events, strict=True)
+        return {"ok": False, "reason": reason}
+    watch = watch_tokens(peer, job, ids, count, timeout_s=timeout_s)
+    came = [
+        (at_s, event["token"])
+        for at_s, event in zip(watch.times_s, watch.events, strict=True)
         if event["event"] == "token"
-    ]  # fmt: skip
-    if watch.failure is not None or len(times_s) < count:
-        return found | {"reason": watch.failure or f"{len(times_s)} of {count} tokens"}
-    start, peak = watch.peaks["start_rss_bytes"], watch.peaks["peak_rss_bytes"]
-    return found | {
+    ]
+    if watch.failure is not None or len(came) < count:
+        return {"ok": False, "reason": watch.failure or f"{len(came)} of {count} tokens"}
+    figures = watch.figures()
+    return {
         "ok": True,
         "reason": None,
-        "tokens": [event["token"] for event in watch.events if event["event"] == "token"],
-        "first_token_s": times_s[0],
-        "last_token_s": times_s[-1],
-        "peak_rss_bytes": (start or 0) + (peak or 0),
-        "other_cpus": watch.other_cpus,
-        "stolen_cpus": watch.stolen_cpus,
-        "trace": watch.trace,
+        "tokens": [token for _, token in came],
+        "first_token_s": came[0][0],
+        "last_token_s": came[-1][0],
+        **figures,
+        # All of the process counts here, the libraries too.
+        "peak_rss_bytes": figures["start_rss_bytes"] + figures["peak_rss_bytes"],
     }
 
 
@@ -114,37 +97,29 @@ def report(lines: Sequence[dict[str, Any]]) -> str:
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for line in lines[1:]:
         groups.setdefault((line["dtype"], line["label"]), []).append(line)
-    body = []
+    body, references = [], dict[str, list[int]]()
     for (dtype, label), measured in sorted(groups.items()):
-        reference = next((g[0] for (d, _), g in sorted(groups.items()) if d == dtype), None)
-        body.append(_cells(label, dtype, measured, reference, len(columns)))
+        reference = references.setdefault(dtype, measured[0].get("tokens", []))
+        body.append([label, dtype, *_cells(measured, reference)])
     table = tables.render(columns, body, range(2, 9))
-    notes = tables.notes([head, *lines[1:]])
-    return "\n".join([tables.setting(head), "", table, *notes])
+    return "\n".join([tables.setting(head), "", table, *tables.notes(lines)])
 
 
-def _cells(
-    label: str,
-    dtype: str,
-    measured: list[dict[str, Any]],
-    reference: dict[str, Any] | None,
-    width: int,
-) -> list[str]:
+def _cells(measured: list[dict[str, Any]], reference: list[int]) -> list[str]:
     bad = next((line for line in measured if not line["ok"]), None)
     if bad is not None:
-        return [label, dtype, *[""] * (width - 3), str(bad["reason"])]
+        return [*[""] * 6, str(bad["reason"])]
     first, last = ([line[f"{which}_token_s"] for line in measured] for which in ("first", "last"))
     between = statistics.median(b - a for a, b in zip(first, last, strict=True))
     tokens = measured[0]["tokens"]
-    same = sum(a == b for a, b in zip(tokens, (reference or {}).get("tokens", ()), strict=False))
+    same = sum(a == b for a, b in zip(tokens, reference, strict=False))
+    peak_bytes = statistics.median(line["peak_rss_bytes"] for line in measured)
     return [
-        label,
-        dtype,
         f"{statistics.median(first):.2f}",
         f"{min(first):.2f}-{max(first):.2f}",
         f"{statistics.median(last):.2f}",
         f"{min(last):.2f}-{max(last):.2f}",
         f"{(len(tokens) - 1) / between:.1f}" if between > 0 else "",
-        f"{statistics.median(line['peak_rss_bytes'] for line in measured) / 2**20:.0f}",
+        f"{peak_bytes / 2**20:.0f}",
         f"{same} of {len(tokens)}",
     ]

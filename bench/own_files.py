@@ -1,8 +1,7 @@
 """Copies of a checkpoint in the formats some peers read; made once, before anything is timed."""
 
-from __future__ import annotations
-
 import os
+from collections.abc import Callable
 from typing import Any
 
 from bench.job import Job
@@ -16,17 +15,14 @@ def make_bin(job: Job) -> None:
     """All of the checkpoint's tensors in one ``torch.save`` file, as published ones have them."""
     import torch
 
-    path = bin_path(job)
-    if not os.path.exists(path):
-        os.makedirs(job.own_dir, exist_ok=True)
-        torch.save(all_tensors(job), path + ".part")
-        os.replace(path + ".part", path)
+    make_once(bin_path(job), job, torch.save)
 
 
-def all_tensors(job: Job) -> dict[str, Any]:
+def make_once(path: str, job: Job, write: Callable[[dict[str, Any], str], object]) -> None:
+    """Lets ``write`` put all tensors into a file at ``path``, unless there is one."""
     from safetensors.torch import load_file
 
-    found: dict[str, Any] = {}
-    for file in job.files:
-        found.update(load_file(file))
-    return found
+    if not os.path.exists(path):
+        os.makedirs(job.own_dir, exist_ok=True)
+        write({n: t for file in job.files for n, t in load_file(file).items()}, path + ".part")
+        os.replace(path + ".part", path)

@@ -4,15 +4,10 @@ Values are checked against it, so it stays apart from streamload's and from the 
 package's own.
 """
 
-from __future__ import annotations
-
 import json
-import os
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
 
-__all__ = ["Entry", "read_headers", "write_header"]
+from streamload.measuring.floor import Piece
 
 TORCH_NAMES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
@@ -21,25 +16,9 @@ TORCH_NAMES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One stored tensor: where its bytes are and what they mean."""
-
-    file: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-
-    def torch_dtype(self) -> Any:
-        import torch
-
-        return getattr(torch, TORCH_NAMES[self.dtype])
-
-
-def read_headers(files: Iterable[str]) -> dict[str, Entry]:
-    """Name to entry of every tensor in ``files``, in file order."""
-    found: dict[str, Entry] = {}
+def read_headers(files: Iterable[str]) -> dict[str, Piece]:
+    """Name to place of every tensor in ``files``, in file order."""
+    found: dict[str, Piece] = {}
     for path in files:
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -48,29 +27,7 @@ def read_headers(files: Iterable[str]) -> dict[str, Entry]:
         here = {}
         for name, item in header.items():
             begin, end = item["data_offsets"]
-            shape = tuple(item["shape"])
-            here[name] = Entry(path, item["dtype"], shape, 8 + length + begin, end - begin)
+            dtype, shape = TORCH_NAMES[item["dtype"]], tuple(item["shape"])
+            here[name] = Piece(name, path, 8 + length + begin, end - begin, dtype, shape)
         found.update(sorted(here.items(), key=lambda pair: pair[1].offset))
     return found
-
-
-def write_header(path: str, tensors: Iterable[tuple[str, tuple[int, ...], str, int]]) -> int:
-    """Starts a file for ``(name, shape, dtype, nbytes)`` in this order; returns the data's start.
-
-    The file gets its full length at once; what is not written after that is a hole.
-    """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name, shape, dtype, nbytes in tensors:
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + nbytes]}
-        at += nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + at)
-    return 8 + len(text)
-
-
-def total_bytes(files: Iterable[str]) -> int:
-    return sum(os.path.getsize(path) for path in files)

@@ -1,56 +1,48 @@
 """How time and memory grow: with the size of the model, and with the number of tensors."""
 
-from __future__ import annotations
-
-import datetime
 import math
 import os
+import statistics
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from bench import checkpoints, machine, tables
-from bench.job import Job, Peer
-from bench.measure import measure_load, run_child
+from bench import checkpoints
+from bench.compare import load_line
+from bench.job import Job
+from bench.machine import head_line
+from bench.report import tables
 from streamload.measuring import page_cache
-
-__all__ = ["TASKS", "exponent", "report", "scale", "series"]
-
+from streamload.measuring.peers import Peer
 
 Point: TypeAlias = tuple[float, float, float]
 """Size, seconds, bytes."""
 
 
-def _load_state_dict(path: str) -> Callable[[], Any]:
-    from streamload import load_state_dict
+class _Task(Peer):
+    """One call on a path, its imports before the clock starts; nothing is used afterwards."""
 
-    return lambda: load_state_dict(path)
+    def __init__(self, label: str, module: str, call: Callable[[Any, str], Any]) -> None:
+        super().__init__(label, label, "")
+        self.imported = ("torch", module)
+        self._call = call
 
-
-def _load_file(path: str) -> Callable[[], Any]:
-    from safetensors.torch import load_file
-
-    return lambda: load_file(path)
-
-
-def _plan(path: str) -> Callable[[], Any]:
-    from streamload.loading.calls import plan_checkpoint
-
-    return lambda: plan_checkpoint(path, mode="map").report.loaded
+    def load(self, job: Job) -> Any:
+        return self._call(sys.modules[self.imported[-1]], job.path)
 
 
-def _map(path: str) -> Callable[[], Any]:
-    from streamload import load
-
-    return lambda: load(path, mode="map").model.state_dict()
-
-
-TASKS: dict[str, Callable[[str], Callable[[], Any]]] = {
-    "streamload load_state_dict": _load_state_dict,
-    "safetensors load_file": _load_file,
-    "streamload plan": _plan,
-    "streamload map": _map,
-}
-"""What a process can be asked for: imports first, then the call that is timed."""
+_TENSORS = (
+    _Task("streamload load_state_dict", "streamload.loading.calls",
+          lambda calls, path: calls.load_state_dict(path)),
+    _Task("safetensors load_file", "safetensors.torch", lambda torch, path: torch.load_file(path)),
+)  # fmt: skip
+_HOLES = (
+    _Task("streamload plan", "streamload.loading.calls",
+          lambda calls, path: calls.plan_checkpoint(path, mode="map").report.loaded),
+    _Task("streamload map", "streamload.loading.calls",
+          lambda calls, path: calls.load(path, mode="map").model.state_dict()),
+)  # fmt: skip
+PEERS = {task.label: task for task in (*_TENSORS, *_HOLES)}
 
 
 def scale(
@@ -64,93 +56,71 @@ def scale(
     holes: bool,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Iterator[dict[str, Any]]:
-    """Measures; yields the head line, then one line per measurement.
+    """Measure; yields the head line, then one line per measurement.
 
-    Args:
-        models: names of checkpoints, for time and memory against bytes.
-        counts: numbers of tensors, for files of many small ones.
-        holes: also plan and map a file of 20 billion parameters that takes no space on disk.
+    The peers load each of ``models``, for time and memory against bytes; files of ``counts`` many
+    small tensors are loaded, too. ``holes``: also plan and map a file of 20 billion parameters
+    that takes no space on disk.
     """
-    packages = {"torch", "safetensors", *(n.split(".")[0] for p in peers for n in p.imported)}
-    yield {
-        "kind": "run",
-        "command": "scale",
-        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "path": ", ".join(models),
-        "dtype": dtype,
-        "workers": workers,
-        "rounds": rounds,
-        "machine": machine.describe(checkpoints.results_dir()),
-        "versions": machine.versions(packages),
-    }
+    yield head_line(
+        "scale",
+        checkpoints.results_dir(),
+        peers,
+        name=", ".join(models),
+        dtype=dtype,
+        workers=workers,
+        rounds=rounds,
+    )
     for model in models:
-        path = checkpoints.checkpoint(model)
+        job = Job(checkpoints.checkpoint(model), dtype, workers)
+        size = sum(piece.nbytes for piece in job.pieces)
         for peer in [*peers] * rounds:
             tell(f"{model}: {peer.label}")
-            reason = peer.available()
-            job = Job(path, dtype, workers, "")
             page_cache.warm(job.files)
-            found = {"ok": False, "reason": reason} if reason else measure_load(peer, job)
-            size = sum(entry.nbytes for entry in job.entries.values())
-            yield found | {"kind": "size", "label": peer.label, "size": size, "name": model}
+            yield _line(peer, job) | {"kind": "size", "size": size, "name": model}
     for count in counts:
-        path = checkpoints.many_tensors(count)
-        for task in ("streamload load_state_dict", "safetensors load_file") * rounds:
-            tell(f"{count} tensors: {task}")
-            yield {
-                "kind": "tensors",
-                "size": count,
-                "name": f"{count} tensors",
-                **_task(task, path),
-            }
+        job = Job(checkpoints.many_tensors(count), None, workers)
+        for task in _TENSORS * rounds:
+            tell(f"{count} tensors: {task.label}")
+            about = {"kind": "tensors", "size": count, "name": f"{count} tensors"}
+            yield _line(task, job, first_use=False) | about
     if holes:
-        path = checkpoints.with_holes()
-        size = os.path.getsize(os.path.join(path, "model.safetensors"))
-        for task in ("streamload plan", "streamload map") * rounds:
-            tell(f"20 billion parameters: {task}")
-            yield {"kind": "holes", "size": size, "name": "20B with holes", **_task(task, path)}
+        job = Job(checkpoints.with_holes(), None, workers)
+        for task in _HOLES * rounds:
+            tell(f"20 billion parameters: {task.label}")
+            about = {
+                "kind": "holes", "size": os.path.getsize(job.files[0]), "name": "20B with holes"
+            }  # fmt: skip
+            yield _line(task, job, first_use=False) | about
 
 
-def _task(task: str, path: str) -> dict[str, Any]:
-    watch = run_child({"do": "scale", "task": task, "path": path}, limit_bytes=None, timeout_s=600)
-    used = watch.event("used")
-    if watch.failure is not None or not used:
-        return {"label": task, "ok": False, "reason": watch.failure}
-    return {
-        "label": task,
-        "ok": True,
-        "reason": None,
-        "total_s": used["load_s"],
-        "peak_rss_bytes": watch.peaks["peak_rss_bytes"],
-        "other_cpus": watch.other_cpus,
-        "stolen_cpus": watch.stolen_cpus,
-    }
+def _line(peer: Peer, job: Job, *, first_use: bool = True) -> dict[str, Any]:
+    reason = peer.available()
+    if reason is not None:
+        return {"label": peer.label, "ok": False, "reason": reason}
+    return load_line(peer, job, first_use=first_use)
 
 
 def series(lines: Sequence[dict[str, Any]], kind: str) -> dict[str, list[Point]]:
     """Label to (size, seconds, bytes) of one kind, the fastest round of each size."""
-    best: dict[tuple[str, float], Point] = {}
-    for line in lines:
-        if line["kind"] == kind and line["ok"]:
-            key = (line["label"], line["size"])
-            point = (line["size"], line["total_s"], line["peak_rss_bytes"])
-            if key not in best or point[1] < best[key][1]:
-                best[key] = point
-    found: dict[str, list[Point]] = {}
-    for (label, _), point in sorted(best.items()):
-        found.setdefault(label, []).append(point)
-    return found
+    points = sorted(
+        (line["label"], line["size"], line["total_s"], line["peak_rss_bytes"])
+        for line in lines
+        if line["kind"] == kind and line["ok"]
+    )
+    found: dict[str, dict[float, Point]] = {}
+    for label, *point in points:
+        found.setdefault(label, {}).setdefault(point[0], tuple(point))
+    return {label: list(by_size.values()) for label, by_size in found.items()}
 
 
 def exponent(points: Sequence[Point], column: int) -> float | None:
     """The b of ``y = a * size ** b`` through the points, by least squares of the logarithms."""
     pairs = [(math.log(p[0]), math.log(p[column])) for p in points if p[0] > 0 and p[column] > 0]
-    if len(pairs) < 2:
+    try:
+        return statistics.linear_regression(*zip(*pairs, strict=True)).slope if pairs else None
+    except statistics.StatisticsError:  # one size only
         return None
-    mean_x = sum(x for x, _ in pairs) / len(pairs)
-    mean_y = sum(y for _, y in pairs) / len(pairs)
-    spread = sum((x - mean_x) ** 2 for x, _ in pairs)
-    return sum((x - mean_x) * (y - mean_y) for x, y in pairs) / spread if spread else None
 
 
 def report(lines: Sequence[dict[str, Any]]) -> str:

@@ -4,8 +4,6 @@ As plain tests they run once or a few times and check what they compute. ``extra
 bytes that were moved and the peak memory of one call over its start.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,13 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import streamload
 from bench.checkpoints import many_tensors
-from bench.safetensors_header import read_headers, write_header
+from bench.job import Job
 from streamload.loading.calls import plan_checkpoint
+from streamload.measuring.own_peers import MODES
 from streamload.synthesis import synthesize
-from streamload.system.peaks import PeakSampler
+from streamload.system.peaks import PeakSampler, StatusReader
 
 MIB = 1 << 20
 
@@ -35,11 +35,7 @@ def _folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A file with one float32 matrix of 8 MiB."""
     path = str(tmp_path_factory.mktemp("matrix") / "one.safetensors")
-    start = write_header(path, [("w", (1024, 2048), "F32", 8 * MIB)])
-    with open(path, "r+b") as file:
-        file.seek(start)
-        values = torch.randn(1024, 2048, generator=torch.Generator().manual_seed(0))
-        file.write(values.numpy().tobytes())
+    save_file({"w": torch.randn(1024, 2048, generator=torch.Generator().manual_seed(0))}, path)
     return path
 
 
@@ -70,6 +66,11 @@ def run(benchmark: Any) -> Run:
     return timed
 
 
+def test_memory_sample(run: Run) -> None:
+    with StatusReader(os.getpid()) as status:
+        assert run(status.read, rounds=1000).rss > 0
+
+
 def test_header_parsing(run: Run) -> None:
     path = many_tensors(5000)
 
@@ -93,28 +94,17 @@ def test_block_read(run: Run, matrix: str) -> None:
         assert extent is not None
         block = type(extent)(extent.file, extent.offset, len(buffer))
         run(lambda: source.read_into(block, memoryview(buffer)), nbytes=len(buffer), rounds=20)
-    with open(matrix, "rb") as file:
-        file.seek(read_headers([matrix])["w"].offset)
-        assert file.read(len(buffer)) == buffer
-
-
-def _expected(path: str) -> torch.Tensor:
-    entry = read_headers([path])["w"]
-    with open(path, "rb") as file:
-        file.seek(entry.offset)
-        return torch.frombuffer(bytearray(file.read(entry.nbytes)), dtype=torch.float32).view(
-            entry.shape
-        )
+    assert Path(matrix).read_bytes()[-8 * MIB :].startswith(buffer)
 
 
 def test_read_without_a_cast(run: Run, matrix: str) -> None:
     loaded = run(lambda: streamload.load_state_dict(matrix), nbytes=8 * MIB)
-    assert torch.equal(loaded["w"], _expected(matrix))
+    assert torch.equal(loaded["w"], load_file(matrix)["w"])
 
 
 def test_cast(run: Run, matrix: str) -> None:
     loaded = run(lambda: streamload.load_state_dict(matrix, dtype="bfloat16"), nbytes=8 * MIB)
-    assert torch.equal(loaded["w"], _expected(matrix).bfloat16())
+    assert torch.equal(loaded["w"], load_file(matrix)["w"].bfloat16())
 
 
 def test_transposed_copy(run: Run, matrix: str) -> None:
@@ -124,17 +114,12 @@ def test_transposed_copy(run: Run, matrix: str) -> None:
         nbytes=8 * MIB,
     )
     assert loaded["w"].is_contiguous()
-    assert torch.equal(loaded["w"], _expected(matrix).bfloat16().t())
+    assert torch.equal(loaded["w"], load_file(matrix)["w"].bfloat16().t())
 
 
-@pytest.mark.parametrize("mode", ["stream", "stored", "map"])
+@pytest.mark.parametrize("mode", MODES)
 def test_small_load(run: Run, small: str, mode: str) -> None:
-    options: dict[str, dict[str, Any]] = {
-        "stream": {},
-        "stored": {"layout": "stored"},
-        "map": {"mode": "map"},
-    }
-    path = Path(small) / "model.safetensors"
-    loaded = run(lambda: streamload.load(small, **options[mode]), nbytes=path.stat().st_size)
+    path, job = Path(small) / "model.safetensors", Job(small, None, workers=2)
+    loaded = run(lambda: MODES[mode].load(job), nbytes=path.stat().st_size)
     assert loaded.report.mode == ("map" if mode == "map" else "stream")
     assert not loaded.report.missing

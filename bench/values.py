@@ -1,14 +1,10 @@
 """Checking what was loaded against the file."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
 from bench.job import Job
-from bench.safetensors_header import Entry
-
-__all__ = ["check"]
+from streamload.measuring.floor import Piece
 
 FULL_BYTES = 256 << 20
 """Files up to this are compared whole, larger ones in samples."""
@@ -30,8 +26,7 @@ def check(stored: dict[str, Any], job: Job) -> str:
             return f"wrong: no {name}"
         if tuple(tensor.shape) != entry.shape:
             return f"wrong: shape of {name}"
-        expected_dtype = job.torch_dtype() if entry.torch_dtype().is_floating_point else None
-        if tensor.dtype != (expected_dtype or entry.torch_dtype()):
+        if tensor.dtype != entry.torch_dtype(job.torch_dtype()):
             return f"wrong: dtype of {name}"
         if not all(_same(tensor, entry, *run) for run in _runs(entry, whole)):
             return f"wrong: {name}"
@@ -49,7 +44,7 @@ def _find(stored: dict[str, Any], name: str) -> Any:
     return None
 
 
-def _runs(entry: Entry, whole: bool) -> list[tuple[int, int]]:
+def _runs(entry: Piece, whole: bool) -> list[tuple[int, int]]:
     """(first element, count) of what is compared."""
     count = entry.nbytes // entry.torch_dtype().itemsize
     if whole or count <= SAMPLE_ELEMENTS * SAMPLES:
@@ -59,7 +54,7 @@ def _runs(entry: Entry, whole: bool) -> list[tuple[int, int]]:
     return [(round(i * gap), SAMPLE_ELEMENTS) for i in range(SAMPLES)]
 
 
-def _same(tensor: Any, entry: Entry, start: int, count: int) -> bool:
+def _same(tensor: Any, entry: Piece, start: int, count: int) -> bool:
     import torch
 
     itemsize = entry.torch_dtype().itemsize

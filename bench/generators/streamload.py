@@ -1,7 +1,5 @@
 """streamload: its reference model, greedy, with its key/value cache."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

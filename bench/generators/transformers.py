@@ -1,20 +1,13 @@
 """transformers' own model, greedy, with its key/value cache."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
+
+from bench.peers.transformers import load as load
 
 LABEL = "transformers"
 DELIVERS = "tokens"
 IMPORTS = ("torch", "transformers")
-
-
-def load(job: Any) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM.from_pretrained(job.path, dtype=job.torch_dtype() or "auto")
-    return model.eval()
 
 
 def tokens(job: Any, ids: list[int], count: int) -> Iterator[int]:

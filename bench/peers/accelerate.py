@@ -1,7 +1,5 @@
 """accelerate: an empty transformers model, filled by load_checkpoint_and_dispatch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 LABEL = "accelerate"
@@ -19,8 +17,9 @@ def load(job: Any) -> Any:
     from accelerate import init_empty_weights, load_checkpoint_and_dispatch
     from transformers import AutoConfig, AutoModel
 
+    auto: Any = AutoModel  # its calls have no types
     with init_empty_weights():
-        model = AutoModel.from_config(AutoConfig.from_pretrained(job.path))
+        model = auto.from_config(AutoConfig.from_pretrained(job.path))
     return load_checkpoint_and_dispatch(
         model, job.path, device_map={"": "cpu"}, dtype=job.torch_dtype()
     ).eval()

@@ -1,7 +1,5 @@
 """fastsafetensors without GPUDirect Storage."""
 
-from __future__ import annotations
-
 from typing import Any
 
 LABEL = "fastsafetensors"
@@ -14,9 +12,4 @@ def load(job: Any) -> Any:
 
     with fastsafe_open(filenames=job.files, nogds=True, device="cpu", debug_log=False) as file:
         # The tensors lie in one buffer that goes with the file: each is copied or cast out.
-        return {name: _own(file.get_tensor(name), job) for name in job.entries}
-
-
-def _own(tensor: Any, job: Any) -> Any:
-    cast = job.cast(tensor)
-    return cast.clone() if cast is tensor else cast
+        return {name: job.cast_copy(file.get_tensor(name)) for name in job.entries}

@@ -1,7 +1,5 @@
 """The lazy loading that litgpt's converters use, from lightning: read when asked for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bench.own_files import bin_path, make_bin
@@ -9,16 +7,13 @@ from bench.own_files import bin_path, make_bin
 LABEL = "litgpt lazy load"
 DELIVERS = "tensors, stored layout (.bin)"
 IMPORTS = ("torch", "lightning.fabric.utilities.load")
+prepare = make_bin
 
 
 def imports() -> None:
     # Of litgpt only this one function is needed, and it lives in lightning.
     import torch  # noqa: F401
     from lightning.fabric.utilities.load import _lazy_load  # noqa: F401
-
-
-def prepare(job: Any) -> None:
-    make_bin(job)
 
 
 def load(job: Any) -> Any:

@@ -1,7 +1,5 @@
 """Run:ai Model Streamer: native threads fill one buffer, tensors come as they are complete."""
 
-from __future__ import annotations
-
 from typing import Any
 
 LABEL = "Run:ai streamer"
@@ -19,6 +17,5 @@ def load(job: Any) -> Any:
             streamer.stream_file(file)
             for name, tensor in streamer.get_tensors():
                 if name in names:  # the buffer is used again: copy or cast out
-                    cast = job.cast(tensor)
-                    found[name] = cast.clone() if cast is tensor else cast
+                    found[name] = job.cast_copy(tensor)
     return found

@@ -1,7 +1,5 @@
 """What a hand-written GPT-2 loader does: safe_open, and a transposing copy for each matrix."""
 
-from __future__ import annotations
-
 from typing import Any
 
 LABEL = "safe_open, copy_(t.t())"

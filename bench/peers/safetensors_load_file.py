@@ -1,7 +1,5 @@
 """safetensors' own call: maps the file, every tensor becomes a tensor of torch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 LABEL = "safetensors load_file"

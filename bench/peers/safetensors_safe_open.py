@@ -1,7 +1,5 @@
 """safe_open, one tensor after the other, leaving out what the model does not need."""
 
-from __future__ import annotations
-
 from typing import Any
 
 LABEL = "safe_open per tensor"

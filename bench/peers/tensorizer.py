@@ -1,11 +1,9 @@
 """tensorizer, from its own format."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
-from bench.own_files import all_tensors
+from bench.own_files import make_once
 
 LABEL = "tensorizer"
 DELIVERS = "tensors, stored layout (own format)"
@@ -17,16 +15,15 @@ def _path(job: Any) -> str:
 
 
 def prepare(job: Any) -> None:
+    make_once(_path(job), job, _write)
+
+
+def _write(tensors: dict[str, Any], path: str) -> None:
     from tensorizer import TensorSerializer
 
-    path = _path(job)
-    if os.path.exists(path):
-        return
-    os.makedirs(job.own_dir, exist_ok=True)
-    serializer = TensorSerializer(path + ".part")
-    serializer.write_state_dict(all_tensors(job))
+    serializer = TensorSerializer(path)
+    serializer.write_state_dict(tensors)
     serializer.close()
-    os.replace(path + ".part", path)
 
 
 def load(job: Any) -> Any:

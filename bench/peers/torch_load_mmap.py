@@ -1,17 +1,12 @@
 """torch.load with mmap=True, leaving out what the model does not need."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bench.own_files import bin_path, make_bin
 
 LABEL = "torch.load mmap"
 DELIVERS = "tensors, stored layout (.bin)"
-
-
-def prepare(job: Any) -> None:
-    make_bin(job)
+prepare = make_bin
 
 
 def load(job: Any) -> Any:

@@ -1,7 +1,5 @@
 """transformers: the published model class, ready to run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 LABEL = "transformers"

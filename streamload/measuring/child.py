@@ -1,109 +1,80 @@
-"""The process that is measured: ``python -m streamload.measuring.child ORDER`` (JSON)."""
+"""The process that is measured: ``python -m streamload.measuring.child ORDER`` (JSON).
+
+It does as little else as it can, in steps that the parent asks for. What it says: ``prepared``
+or ``ready``, then ``token`` for each token, ``used``, and ``checked``.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from collections.abc import Callable, Mapping
 from typing import Any
 
-from streamload.core.errors import MemoryBudgetError
-from streamload.measuring.machine import Usage
+from streamload.measuring.machine import usage, usage_since
+from streamload.measuring.peers import Job, Peer, read_job, read_peer
 from streamload.measuring.watch import Channel
-from streamload.system.memory import available_memory
-
-__all__ = ["MODES"]
-
-MODES: Mapping[str, Mapping[str, Any]] = {
-    "stream": {},
-    "stored": {"layout": "stored"},
-    "map": {"mode": "map"},
-}
-"""Streamload's ways to load, and the options that ask for each."""
-
-_Task = Callable[[], Any]
 
 
 def main() -> None:
-    """Do what the order says, in steps that the parent asks for.
+    """Do what the order says.
 
-    The order has ``do`` (a mode, ``floor_read``, ``floor_cast`` or ``copy``), ``path``,
-    ``workers``, ``dtype``, ``chunk_bytes`` and ``tensors`` (load tensors without a model).
+    The order has ``do`` (``prepare``, ``load`` or ``tokens``), ``peer``, ``job``, ``cgroup``
+    (a control group's folder or None), for a load ``first_use``, for tokens ``ids`` and ``count``.
     """
     order = json.loads(sys.argv[1])
+    if order["cgroup"]:
+        with open(os.path.join(order["cgroup"], "cgroup.procs"), "w") as file:
+            file.write(str(os.getpid()))
     channel = Channel()
-    task = _prepared(order)
-    channel.say(event="ready")
+    action = {"prepare": _prepare, "load": _load, "tokens": _tokens}[order["do"]]
+    action(read_peer(order["peer"]), read_job(order["job"]), order, channel)
+
+
+def _prepare(peer: Peer, job: Job, _order: dict[str, Any], channel: Channel) -> None:
+    assert peer.prepare is not None
+    peer.prepare(job)
+    channel.say(event="prepared")
+
+
+def _load(peer: Peer, job: Job, order: dict[str, Any], channel: Channel) -> None:
+    start_s = time.perf_counter()
+    peer.get_ready(job)
+    import_s = time.perf_counter() - start_s
+    from streamload.measuring.first_use import use_all
+
+    usage()  # what it imports belongs before the load, too
+    channel.say(event="ready", import_s=import_s)
     channel.wait()
-    before, start_s = Usage.read(), time.perf_counter()
-    result = task()
+    before, start_s = usage(), time.perf_counter()
+    result = peer.load(job)
     loaded_s = time.perf_counter()
-    touched_bytes = _touch(result, order["workers"])
+    touched_bytes = use_all(result, workers=job.workers) if order["first_use"] else 0
     used_s = time.perf_counter()
+    report = getattr(result, "report", None)
     channel.say(
         event="used",
         load_s=loaded_s - start_s,
         first_use_s=used_s - loaded_s,
         touched_bytes=touched_bytes,
-        copy_bytes_per_s=result if order["do"] == "copy" else None,
-        written_bytes=_written(result),
-        **Usage.read().since(before),
+        copy_bytes_per_s=result if isinstance(result, float) else None,
+        # Bytes that were streamed rather than mapped, where a report says so.
+        written_bytes=None if report is None else int(report.bytes_written),
+        **usage_since(before),
     )
     channel.wait()
+    channel.say(event="checked", values=job.check(peer, result) if touched_bytes else "none kept")
 
 
-def _prepared(order: dict[str, Any]) -> _Task:
-    """Everything imported, and for the floor everything planned."""
-    import torch
-
-    import streamload
-    from streamload.measuring import floor, touch  # noqa: F401
-    from streamload.measuring.imports import import_for_loads
-
-    import_for_loads()
-
-    workers, path = order["workers"], order["path"]
-    if order["do"] == "copy":
-        return lambda: floor.copy_rate(workers=workers)
-    if order["do"] in MODES:
-        options = {"workers": workers, "dtype": order["dtype"], **MODES[order["do"]]}
-        if order["chunk_bytes"] is not None:
-            options["chunk_bytes"] = order["chunk_bytes"]
-        if order["tensors"]:
-            load_state_dict = streamload.load_state_dict
-            return lambda: load_state_dict(path, mapping=lambda name: name, **options)
-        load = streamload.load
-        return lambda: load(path, **options)
-    from streamload.measuring.survey import survey
-
-    found = survey(path, dtype=order["dtype"])
-    if order["do"] == "floor_read":
-        return lambda: floor.read_only(found.pieces, workers=workers)
-    room = available_memory()
-    if found.model_bytes > room.bytes:
-        raise MemoryBudgetError(
-            f"{found.model_bytes} bytes are needed, {room.bytes} are available ({room.limit})",
-            needed_bytes=found.model_bytes,
-            available_bytes=room.bytes,
-            limit=room.limit,
-        )
-    dtype = None if order["dtype"] is None else getattr(torch, order["dtype"])
-    return lambda: floor.read_and_cast(found.pieces, dtype, workers=workers)
-
-
-def _touch(result: Any, workers: int) -> int:
-    from streamload.measuring.touch import tensors_of, touch
-
-    if result is None or isinstance(result, float):
-        return 0
-    return touch(tensors_of(result), workers=workers)
-
-
-def _written(result: Any) -> int | None:
-    """Bytes that were streamed rather than mapped, where a report says so."""
-    report = getattr(result, "report", None)
-    return None if report is None else int(report.bytes_written)
+def _tokens(peer: Peer, job: Job, order: dict[str, Any], channel: Channel) -> None:
+    assert peer.tokens is not None
+    channel.say(event="ready")
+    channel.wait()
+    for token in peer.tokens(job, order["ids"], order["count"]):
+        channel.say(event="token", token=int(token))
+    channel.say(event="used")
+    channel.wait()
 
 
 if __name__ == "__main__":

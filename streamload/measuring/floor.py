@@ -7,20 +7,24 @@ planned, checked, named or transposed.
 
 from __future__ import annotations
 
+import contextlib
 import io
+import math
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from streamload.core.specs import Shape
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BLOCK_BYTES", "Piece", "copy_rate", "read_and_cast", "read_only"]
+__all__ = [
+    "BLOCK_BYTES", "Piece", "bytes_as", "copy_rate", "read_and_cast", "read_only", "run_threads"
+]  # fmt: skip
 
 BLOCK_BYTES = 4 << 20
 AHEAD_BLOCKS = 8
@@ -40,44 +44,33 @@ class Piece:
     dtype: str
     shape: Shape
 
+    def torch_dtype(self, floats: torch.dtype | None = None) -> torch.dtype:
+        """Its dtype as torch's own object; ``floats`` instead if it is one of floats."""
+        import torch
+
+        stored: torch.dtype = getattr(torch, self.dtype)
+        return floats if floats is not None and stored.is_floating_point else stored
+
+
+def bytes_as(pieces: Sequence[Piece], dtype: torch.dtype | None) -> int:
+    """Bytes of all pieces with floats of ``dtype`` (None: as stored)."""
+    return sum(math.prod(p.shape) * p.torch_dtype(dtype).itemsize for p in pieces)
+
 
 def read_only(pieces: Sequence[Piece], *, workers: int) -> None:
-    """Reads everything, keeps nothing."""
-
-    def carry(block: _Block, read: _Read, buffer: torch.Tensor) -> None:
-        read(block, buffer[: block.nbytes])
-
-    _each_block(pieces, carry, workers=workers)
+    """Read everything, keep nothing."""
+    _read_blocks(pieces, {}, workers=workers)
 
 
 def read_and_cast(
     pieces: Sequence[Piece], dtype: torch.dtype | None, *, workers: int
 ) -> dict[str, torch.Tensor]:
-    """Reads everything into new tensors, floats of which are of ``dtype`` (None: as stored)."""
+    """Read everything into new tensors, floats of which are of ``dtype`` (None: as stored)."""
     import torch
 
-    stored = {piece.name: _torch_dtype(piece) for piece in pieces}
-    made = {
-        piece.name: torch.empty(
-            piece.shape,
-            dtype=dtype if dtype and stored[piece.name].is_floating_point else stored[piece.name],
-        )
-        for piece in pieces
-    }
-    flat = {name: tensor.view(-1) for name, tensor in made.items()}
-
-    def carry(block: _Block, read: _Read, buffer: torch.Tensor) -> None:
-        own = stored[block.piece.name]
-        first, count = block.start // own.itemsize, block.nbytes // own.itemsize
-        target = flat[block.piece.name][first : first + count]
-        if target.dtype == own:
-            read(block, target.view(torch.uint8))
-            return
-        read(block, buffer[: block.nbytes])
-        target.copy_(buffer[: block.nbytes].view(own))
-
-    _each_block(pieces, carry, workers=workers)
-    return made
+    tensors = {p.name: torch.empty(p.shape, dtype=p.torch_dtype(dtype)) for p in pieces}
+    _read_blocks(pieces, {n: t.view(-1) for n, t in tensors.items()}, workers=workers)
+    return tensors
 
 
 def copy_rate(*, workers: int) -> float:
@@ -93,7 +86,6 @@ def copy_rate(*, workers: int) -> float:
     rates: list[float] = []
 
     def work() -> None:
-        torch.set_num_threads(1)
         source = torch.ones(_COPY_BYTES, dtype=torch.uint8)
         target = torch.ones(_COPY_BYTES, dtype=torch.uint8)
         barrier.wait()
@@ -102,12 +94,11 @@ def copy_rate(*, workers: int) -> float:
             target.copy_(source)
         rates.append(2 * _COPIES * _COPY_BYTES / (time.thread_time() - start_s))
 
-    _run_threads(work, workers)
+    run_threads(work, workers)
     return sum(rates)
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
+class _Block(NamedTuple):
     """Bytes ``[start, start + nbytes)`` of one piece."""
 
     piece: Piece
@@ -115,18 +106,10 @@ class _Block:
     nbytes: int
 
 
-_Read = Callable[[_Block, "torch.Tensor"], None]
-_Carry = Callable[[_Block, _Read, "torch.Tensor"], None]
-
-
-def _torch_dtype(piece: Piece) -> torch.dtype:
-    import torch
-
-    found: torch.dtype = getattr(torch, piece.dtype)
-    return found
-
-
-def _each_block(pieces: Sequence[Piece], carry: _Carry, *, workers: int) -> None:
+def _read_blocks(
+    pieces: Sequence[Piece], targets: Mapping[str, torch.Tensor], *, workers: int
+) -> None:
+    """Read all pieces, cast into the flat tensors of their names; those without are dropped."""
     import torch
 
     blocks = [
@@ -135,74 +118,83 @@ def _each_block(pieces: Sequence[Piece], carry: _Carry, *, workers: int) -> None
         for start in range(0, piece.nbytes, BLOCK_BYTES)
     ]
     turns = iter(range(len(blocks)))  # next() on it is one step under the interpreter's lock
-    failures: list[Exception] = []
 
     def work() -> None:
-        torch.set_num_threads(1)
         buffer = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
-        with _Files() as files:
-            try:
-                for turn in turns:
-                    for block in blocks[turn + AHEAD_BLOCKS : turn + AHEAD_BLOCKS + 1]:
-                        files.prefetch(block)
-                    carry(blocks[turn], files.read, buffer)
-                    if failures:
-                        return
-            except (OSError, EOFError, RuntimeError, MemoryError) as error:
-                failures.append(error)
+        with _opened(pieces) as files:
+            for turn in turns:
+                for ahead in blocks[turn + AHEAD_BLOCKS : turn + AHEAD_BLOCKS + 1]:
+                    _prefetch(ahead, files[ahead.piece.file])
+                block = blocks[turn]
+                piece, file, staging = block.piece, files[block.piece.file], buffer[: block.nbytes]
+                if piece.name not in targets:
+                    _read(block, file, staging)
+                    continue
+                stored, target = piece.torch_dtype(), targets[piece.name]
+                first = block.start // stored.itemsize
+                part = target[first : first + block.nbytes // stored.itemsize]
+                if part.dtype == stored:
+                    _read(block, file, part.view(torch.uint8))
+                else:
+                    _read(block, file, staging)
+                    part.copy_(staging.view(stored))
 
-    with _Files() as files:
-        for block in blocks[:AHEAD_BLOCKS]:
-            files.prefetch(block)
-    _run_threads(work, workers)
-    if failures:
-        raise failures[0]
+    head = blocks[:AHEAD_BLOCKS]
+    with _opened([block.piece for block in head]) as files:
+        for block in head:
+            _prefetch(block, files[block.piece.file])
+    run_threads(work, workers)
 
 
-def _run_threads(work: Callable[[], None], count: int) -> None:
-    """Runs ``work`` in threads with one torch thread each; new threads get what they got before."""
+@contextlib.contextmanager
+def _opened(pieces: Sequence[Piece]) -> Iterator[dict[str, io.FileIO]]:
+    """The pieces' files for one thread: seek and readinto exist everywhere, and share no offset."""
+    with contextlib.ExitStack() as stack:
+        paths = {piece.file for piece in pieces}
+        yield {path: stack.enter_context(open(path, "rb", buffering=0)) for path in paths}
+
+
+def _read(block: _Block, file: io.FileIO, target: torch.Tensor) -> None:
+    memory = target.numpy().data.cast("B")
+    file.seek(block.piece.offset + block.start)
+    while memory:
+        count = file.readinto(memory)
+        if not count:
+            raise EOFError(f"{block.piece.file} ended early")
+        memory = memory[count:]
+
+
+def _prefetch(block: _Block, file: io.FileIO) -> None:
+    if hasattr(os, "posix_fadvise"):
+        start = block.piece.offset + block.start
+        os.posix_fadvise(file.fileno(), start, block.nbytes, os.POSIX_FADV_WILLNEED)
+
+
+def run_threads(work: Callable[[], None], count: int) -> None:
+    """Run ``work`` in threads with one torch thread each; the first failure is raised.
+
+    New threads get afterwards what they got before.
+    """
     import torch
+
+    failures: list[Exception] = []
+
+    def run() -> None:
+        torch.set_num_threads(1)
+        try:
+            work()
+        except Exception as error:
+            failures.append(error)
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        threads = [threading.Thread(target=work) for _ in range(count)]
+        threads = [threading.Thread(target=run) for _ in range(count)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     finally:
         torch.set_num_threads(before)
-
-
-class _Files:
-    """One thread's open files: seek and readinto exist everywhere, and share no offset so."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, io.FileIO] = {}
-
-    def __enter__(self) -> _Files:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for file in self._open.values():
-            file.close()
-
-    def _file(self, path: str) -> io.FileIO:
-        if path not in self._open:
-            self._open[path] = open(path, "rb", buffering=0)  # noqa: SIM115
-        return self._open[path]
-
-    def read(self, block: _Block, target: torch.Tensor) -> None:
-        file, memory = self._file(block.piece.file), target.numpy().data.cast("B")
-        file.seek(block.piece.offset + block.start)
-        while memory:
-            count = file.readinto(memory)
-            if not count:
-                raise EOFError(f"{block.piece.file} ended early")
-            memory = memory[count:]
-
-    def prefetch(self, block: _Block) -> None:
-        if hasattr(os, "posix_fadvise"):
-            file, start = self._file(block.piece.file), block.piece.offset + block.start
-            os.posix_fadvise(file.fileno(), start, block.nbytes, os.POSIX_FADV_WILLNEED)
+    if failures:
+        raise failures[0]

@@ -1,13 +1,15 @@
-"""Whose CPU time it was: the measured process's, somebody else's, or the host's."""
+"""The machine, and whose CPU time it was: the measured process's, somebody else's, the host's."""
 
 from __future__ import annotations
 
 import os
 import platform
 import sys
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-__all__ = ["BUSY_CPUS", "CpuTimes", "Usage", "cpu_model", "filesystem_of", "usable_cpus"]
+from streamload.system.memory import available_memory
+
+__all__ = ["BUSY_CPUS", "CpuTimes", "describe", "usable_cpus", "usage", "usage_since"]
 
 BUSY_CPUS = 0.25
 """Other processes' CPUs, on average over a measurement, from which on it is called disturbed."""
@@ -20,7 +22,25 @@ def usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def cpu_model() -> str:
+def describe(path: str | None) -> dict[str, Any]:
+    """What figures depend on, for their head; ``path`` is what is loaded, if it is known."""
+    import psutil
+
+    available = available_memory()
+    return {
+        "cpu": _cpu_model(),
+        "cpus": usable_cpus(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "available_bytes": available.bytes,
+        "available_limit": available.limit,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "filesystem": None if path is None else filesystem_of(path),
+        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+    }
+
+
+def _cpu_model() -> str:
     """The processor's name, as far as the system tells."""
     try:
         with open("/proc/cpuinfo") as file:
@@ -34,99 +54,76 @@ def cpu_model() -> str:
 
 def filesystem_of(path: str) -> str | None:
     """The kind of file system that holds ``path`` (``ext4``, ``nfs4``), or None if not told."""
-    best, kind = "", None
-    path = os.path.realpath(path)
-    try:
-        with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
-            for line in file:
-                _, point, name, *_ = line.split()
-                point = point.replace("\\040", " ")
-                inside = path == point or path.startswith(point.rstrip("/") + "/")
-                if inside and len(point) >= len(best):
-                    best, kind = point, name
-    except OSError:
-        return None
-    return kind
+    import psutil
+
+    path = os.path.join(os.path.realpath(path), "")
+    above = [
+        partition
+        for partition in psutil.disk_partitions(all=True)
+        if path.startswith(os.path.join(partition.mountpoint, ""))
+    ]
+    # Of two at one point the later one shows.
+    nearest = max(reversed(above), key=lambda found: len(found.mountpoint), default=None)
+    return nearest and nearest.fstype
 
 
-@dataclass(frozen=True)
-class CpuTimes:
-    """CPU seconds since boot: ``busy`` of all processes, ``stolen`` by the host, and ``own``.
+class CpuTimes(NamedTuple):
+    """CPU seconds since boot that other processes used, and that the host took away.
 
-    ``own`` is this process and one other, the one measured. What ``busy`` has beyond it between
-    two readings was used by somebody else.
+    Other processes are all but this one and one more, the one measured.
     """
 
-    busy_s: float
+    others_s: float
     stolen_s: float
-    own_s: float
-
-    @classmethod
-    def read(cls, pid: int) -> CpuTimes | None:
-        """The figures of this moment, or None where there is no /proc."""
-        if sys.platform != "linux":
-            return None
-        tick = os.sysconf("SC_CLK_TCK")
-        try:
-            with open("/proc/stat") as file:
-                user, nice, system, _, _, irq, softirq, steal = map(
-                    int, file.readline().split()[1:9]
-                )
-            own = _ticks(pid) + _ticks(os.getpid())
-        except (OSError, ValueError, IndexError):
-            return None
-        busy = user + nice + system + irq + softirq
-        return cls(busy / tick, steal / tick, own / tick)
 
 
-def _ticks(pid: int) -> int:
-    with open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
+def cpu_times(pid: int) -> CpuTimes | None:
+    """The figures of this moment beside process ``pid``, or None where they are not told."""
+    import psutil
+
+    try:
+        machine = psutil.cpu_times()
+        own = [psutil.Process(number).cpu_times() for number in (pid, os.getpid())]
+    except (OSError, psutil.Error):
+        return None
+    busy = ("user", "nice", "system", "irq", "softirq")
+    busy_s = sum(getattr(machine, kind, 0.0) for kind in busy)
+    own_s = sum(times.user + times.system for times in own)
+    return CpuTimes(busy_s - own_s, getattr(machine, "steal", 0.0))
 
 
-@dataclass(frozen=True)
-class Usage:
+def usage() -> dict[str, float | None]:
     """What this process has used since its start.
 
-    Attributes:
-        user_s, system_s: CPU seconds of all threads, in its own code and in the kernel.
-        storage_bytes: fetched from disks for it, readahead included; None where not told.
+    ``user_s`` and ``system_s`` are CPU seconds of all threads, in its own code and in the kernel;
+    ``storage_bytes`` were fetched from disks for it, readahead included (None where not told).
     """
+    if sys.platform == "win32":
+        times = os.times()
+        return {"user_s": times.user, "system_s": times.system, "storage_bytes": None}
+    import resource  # finer than psutil, which counts in the kernel's ticks
 
-    user_s: float
-    system_s: float
-    storage_bytes: int | None
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "user_s": spent.ru_utime, "system_s": spent.ru_stime, "storage_bytes": _storage_bytes()
+    }  # fmt: skip
 
-    @classmethod
-    def read(cls) -> Usage:
-        """The figures of this moment."""
-        if sys.platform == "win32":
-            times = os.times()
-            return cls(times.user, times.system, None)
-        import resource
 
-        spent = resource.getrusage(resource.RUSAGE_SELF)
-        return cls(spent.ru_utime, spent.ru_stime, _storage_bytes())
-
-    def since(self, before: Usage) -> dict[str, float | int | None]:
-        """The differences, as JSON has them."""
-        read = None
-        if self.storage_bytes is not None and before.storage_bytes is not None:
-            read = self.storage_bytes - before.storage_bytes
-        return {
-            "user_s": self.user_s - before.user_s,
-            "system_s": self.system_s - before.system_s,
-            "storage_bytes": read,
-        }
+def usage_since(before: dict[str, float | None]) -> dict[str, float | None]:
+    """What has been used since ``usage`` told ``before``."""
+    used: dict[str, float | None] = {}
+    for key, now in usage().items():
+        then = before[key]
+        used[key] = None if now is None or then is None else now - then
+    return used
 
 
 def _storage_bytes() -> int | None:
+    if sys.platform != "linux":  # elsewhere what came from caches is counted, too
+        return None
+    import psutil
+
     try:
-        with open("/proc/self/io") as file:
-            for line in file:
-                if line.startswith("read_bytes:"):
-                    return int(line.split()[1])
-    except OSError:
-        pass  # no /proc, or a kernel that does not count
-    return None
+        return psutil.Process().io_counters().read_bytes
+    except (OSError, RuntimeError, ValueError, psutil.Error):  # a kernel that does not count
+        return None

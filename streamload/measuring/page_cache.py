@@ -17,12 +17,9 @@ def drop(paths: Iterable[str]) -> str | None:
     if not hasattr(os, "posix_fadvise"):
         return f"no posix_fadvise on {sys.platform}"
     for path in paths:
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)  # pages that wait to be written are not dropped
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())  # pages that wait to be written are not dropped
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     left = resident_fraction(paths)
     if left is None:
         return "could not verify that the pages are gone"

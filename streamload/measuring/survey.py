@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streamload.core.dtypes import BY_NAME, parse_dtype
+from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import CheckpointError
-from streamload.core.specs import TensorSpec, numel
+from streamload.core.specs import TensorSpec
 from streamload.loading.building import find_config
 from streamload.loading.calls import plan_checkpoint
 from streamload.measuring.floor import Piece
@@ -25,13 +25,11 @@ class Survey:
             one run of bytes.
         left_out: names of those that are not (legacy pickles, strided slices).
         why_no_model: None if the model can be built; else why tensors alone are loaded.
-        model_bytes: of the pieces in the wanted dtype.
     """
 
     pieces: tuple[Piece, ...]
     left_out: tuple[str, ...]
     why_no_model: str | None
-    model_bytes: int
 
     @property
     def read_bytes(self) -> int:
@@ -61,7 +59,7 @@ def survey(path: str, *, dtype: str | None = None) -> Survey:
     pieces = tuple(piece for spec in specs if (piece := _piece(spec)) is not None)
     kept = {piece.name for piece in pieces}
     left_out = tuple(spec.name for spec in specs if spec.name not in kept)
-    return Survey(pieces, left_out, why, sum(_bytes_as(spec, dtype) for spec in specs))
+    return Survey(pieces, left_out, why)
 
 
 def _why_no_model(source: Source) -> str | None:
@@ -79,10 +77,3 @@ def _piece(spec: TensorSpec) -> Piece | None:
         return None
     extent = spec.extent
     return Piece(spec.name, extent.file, extent.offset, extent.nbytes, name, spec.shape)
-
-
-def _bytes_as(spec: TensorSpec, dtype: str | None) -> int:
-    wanted = parse_dtype(dtype)
-    if wanted is None or not BY_NAME[spec.dtype].is_floating:
-        return spec.nbytes
-    return numel(spec.shape) * wanted.itemsize

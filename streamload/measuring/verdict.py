@@ -50,94 +50,50 @@ class Verdict:
     evidence: str
 
 
-def judge(figures: Figures) -> Verdict:
+def judge(f: Figures) -> Verdict:
     """What the load waited for most, and the figures that say so."""
-    return (
-        _disk(figures)
-        or _starved(figures)
-        or _memory(figures)
-        or _cpu(figures)
-        or Verdict(
-            "none",
-            f"neither disk nor memory nor CPU was used up: {_cpus(figures)}, and "
-            f"{_share(figures.storage_bytes or 0, figures.read_bytes)} came from the disk; "
-            "threads waited for each other, or it ended too soon to tell",
-        )
+    busy, most, whole_s = (f.user_s + f.system_s) / f.total_s, min(f.workers, f.cpus), f.total_s
+    used_up = busy >= _CPU_SHARE * most
+    cpus = f"it kept {busy:.1f} of {f.cpus} CPUs busy with {f.workers} workers"
+    split = (
+        f"{_share(f.user_s, f.user_s + f.system_s)} in code of its own (planning, casting, "
+        f"turning), {_share(f.system_s, f.user_s + f.system_s)} in the system (fresh memory, "
+        "copies out of the page cache)"
     )
+    from_disk = _share(f.storage_bytes or 0, f.read_bytes)
+    copying, moving = f.copy_bytes_per_s, f.moved_bytes / whole_s
 
-
-def _disk(f: Figures) -> Verdict | None:
-    """Most of the bytes came from the disk, and the CPUs had time left or reading took as long."""
-    if f.storage_bytes is None or f.storage_bytes < f.read_bytes / 2:
-        return None
-    near = f.floor_read_s is not None and f.total_s <= _NEAR_FLOOR * f.floor_read_s
-    if not near and _busy(f) >= _CPU_SHARE * _most(f):
-        return None
-    said = (
-        f"{_share(f.storage_bytes, f.read_bytes)} of {_gb(f.read_bytes)} came from the disk, at "
-        f"{_gb(f.storage_bytes / f.total_s)}/s"
-    )
-    if f.floor_read_s is not None:
-        said += f" (reading alone: {_gb(f.read_bytes / f.floor_read_s)}/s)"
-    return Verdict("disk", f"{said}, while {_cpus(f)}")
-
-
-def _memory(f: Figures) -> Verdict | None:
-    if f.copy_bytes_per_s is None or f.moved_bytes / f.total_s < _MEMORY_SHARE * f.copy_bytes_per_s:
-        return None
-    return Verdict(
-        "memory bandwidth",
-        f"it moved at least {_gb(f.moved_bytes)} through memory, "
-        f"{_gb(f.moved_bytes / f.total_s)}/s, where plain copying reaches "
-        f"{_gb(f.copy_bytes_per_s)}/s",
-    )
-
-
-def _starved(f: Figures) -> Verdict | None:
-    """Others computed on the CPUs that the load's threads wanted."""
-    others = f.other_cpus or 0.0
-    if others <= BUSY_CPUS or _busy(f) + others < _CPU_SHARE * f.cpus:
-        return None
-    if _busy(f) >= _CPU_SHARE * _most(f):
-        return None
-    return Verdict("cpu", f"{_cpus(f)}, as other processes took {others:.1f}: {_split(f)}")
-
-
-def _cpu(f: Figures) -> Verdict | None:
-    if _busy(f) >= _CPU_SHARE * _most(f):
-        return Verdict("cpu", f"{_cpus(f)}: {_split(f)}{_at_memory(f)}")
-    if _most(f) > 1 and _busy(f) >= _CPU_SHARE:
+    # Most came from the disk, and the CPUs had time left or reading alone takes as long.
+    near_floor = f.floor_read_s is not None and whole_s <= _NEAR_FLOOR * f.floor_read_s
+    most_read = f.storage_bytes is not None and f.storage_bytes >= f.read_bytes / 2
+    if most_read and (near_floor or not used_up):
+        alone = f.floor_read_s and f" (reading alone: {_gb(f.read_bytes / f.floor_read_s)}/s)"
         return Verdict(
-            "cpu", f"{_cpus(f)}, about one thread's worth (planning is one thread's): {_split(f)}"
+            "disk",
+            f"{from_disk} of {_gb(f.read_bytes)} came from the disk, at "
+            f"{_gb((f.storage_bytes or 0) / whole_s)}/s{alone or ''}, while {cpus}",
         )
-    return None
-
-
-def _busy(f: Figures) -> float:
-    return (f.user_s + f.system_s) / f.total_s
-
-
-def _most(f: Figures) -> int:
-    return min(f.workers, f.cpus)
-
-
-def _cpus(f: Figures) -> str:
-    return f"it kept {_busy(f):.1f} of {f.cpus} CPUs busy with {f.workers} workers"
-
-
-def _split(f: Figures) -> str:
-    whole = f.user_s + f.system_s
-    return (
-        f"{_share(f.user_s, whole)} in code of its own (planning, casting, turning), "
-        f"{_share(f.system_s, whole)} in the system (fresh memory, copies out of the page cache)"
+    # Others computed on the CPUs that the load's threads wanted.
+    others = f.other_cpus or 0.0
+    if others > BUSY_CPUS and busy + others >= _CPU_SHARE * f.cpus and not used_up:
+        return Verdict("cpu", f"{cpus}, as other processes took {others:.1f}: {split}")
+    if copying is not None and moving >= _MEMORY_SHARE * copying:
+        return Verdict(
+            "memory bandwidth",
+            f"it moved at least {_gb(f.moved_bytes)} through memory, {_gb(moving)}/s, where plain "
+            f"copying reaches {_gb(copying)}/s",
+        )
+    if used_up:
+        share = copying and f"; of the memory's bandwidth it needed about {_share(moving, copying)}"
+        return Verdict("cpu", f"{cpus}: {split}{share or ''}")
+    if most > 1 and busy >= _CPU_SHARE:
+        words = "about one thread's worth (planning is one thread's)"
+        return Verdict("cpu", f"{cpus}, {words}: {split}")
+    return Verdict(
+        "none",
+        f"neither disk nor memory nor CPU was used up: {cpus}, and {from_disk} came from the disk; "
+        "threads waited for each other, or it ended too soon to tell",
     )
-
-
-def _at_memory(f: Figures) -> str:
-    if f.copy_bytes_per_s is None:
-        return ""
-    share = _share(f.moved_bytes / f.total_s, f.copy_bytes_per_s)
-    return f"; of the memory's bandwidth it needed about {share}"
 
 
 def _share(part: float, whole: float) -> str:

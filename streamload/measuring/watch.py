@@ -17,12 +17,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from streamload.measuring.machine import CpuTimes
+from streamload.measuring.groups import Group
+from streamload.measuring.machine import cpu_times
 from streamload.system.peaks import ProcessMemory, StatusReader
 
-__all__ = ["Channel", "MemoryGroup", "Watch", "watch_process"]
+__all__ = ["Channel", "Watch", "watch_process"]
 
 INTERVAL_S = 0.005
 TRACE_POINTS = 240
@@ -47,15 +48,14 @@ class Watch:
         """The first event of the name, or an empty one."""
         return next((e for e in self.events if e["event"] == name), {})
 
-
-class MemoryGroup(Protocol):
-    """A control group that the child is in."""
-
-    def used_bytes(self) -> int | None:
-        """What it holds now."""
-
-    def peak_bytes(self) -> int | None:
-        """The most it ever held."""
+    def figures(self) -> dict[str, Any]:
+        """Memory, what disturbed, and the trace, as JSON has them."""
+        return {
+            **self.peaks,
+            "other_cpus": self.other_cpus,
+            "stolen_cpus": self.stolen_cpus,
+            "trace": self.trace,
+        }
 
 
 class Channel:
@@ -89,27 +89,18 @@ def watch_process(
     *,
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
-    group: MemoryGroup | None = None,
+    group: Group | None = None,
     limit_bytes: int | None = None,
 ) -> Watch:
-    """Starts a process that speaks through a Channel, and watches it to its end.
+    """Start a process that speaks through a Channel, and watch it to its end.
 
-    Args:
-        arguments: the command.
-        timeout_s: after which the process is ended.
-        environment: the process's variables; None: this one's.
-        group: a control group the process puts itself into, whose peak is asked for.
-        limit_bytes: the group's limit, for words about a process that was killed.
+    It is ended after ``timeout_s``. ``group`` is a control group that it puts itself into, whose
+    peak is asked for; ``limit_bytes`` is the group's limit, for words about a killed process.
     """
     with tempfile.TemporaryFile() as errors:
         start_s = time.perf_counter()
-        child = subprocess.Popen(
-            arguments,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env=environment,
-        )
+        pipe = subprocess.PIPE
+        child = subprocess.Popen(arguments, stdin=pipe, stdout=pipe, stderr=errors, env=environment)
         with child:
             try:
                 watch = _Watcher(child, group, start_s).run(timeout_s)
@@ -122,16 +113,15 @@ def watch_process(
 
 
 class _Watcher:
-    def __init__(
-        self, child: subprocess.Popen[bytes], group: MemoryGroup | None, start_s: float
-    ) -> None:
+    def __init__(self, child: subprocess.Popen[bytes], group: Group | None, start_s: float) -> None:
         self._child = child
         self._group = group
         self._watch = Watch()
         self._start_s = start_s
         self._samples: list[tuple[float, ProcessMemory]] = []
         self._watching = False
-        self._cpu = CpuTimes.read(child.pid)
+        self._group_start = 0
+        self._cpu = cpu_times(child.pid)
         # Lines come through a thread: pipes cannot be polled on every system.
         self._lines: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
 
@@ -170,18 +160,14 @@ class _Watcher:
     def _hear(self, at_s: float, event: dict[str, Any], status: StatusReader) -> None:
         self._watch.events.append(event)
         self._watch.times_s.append(at_s - self._start_s)
-        if event["event"] == "ready":
-            self._group_start = self._group.used_bytes() if self._group else None
-            self._samples.append((time.perf_counter(), status.read()))
-            self._watching = True
-            self._answer()
-        elif event["event"] == "used":
-            self._samples.append((time.perf_counter(), status.read()))
-            self._watching = False
+        if event["event"] not in ("ready", "used"):
+            return
+        self._watching = event["event"] == "ready"
+        if self._watching and self._group is not None:
+            self._group_start = self._group.used_bytes() or 0
+        self._samples.append((time.perf_counter(), status.read()))
+        if not self._watching:
             self._finish()
-            self._answer()
-
-    def _answer(self) -> None:
         assert self._child.stdin is not None
         self._child.stdin.write(b"go\n")
         self._child.stdin.flush()
@@ -192,34 +178,27 @@ class _Watcher:
         rss = max(memory.rss for _, memory in self._samples)
         if last.high_water > first.high_water:  # the kernel saw it between two samples
             rss = max(rss, last.high_water)
+        peak = self._group.peak_bytes() if self._group else None
         watch.peaks = {
             "peak_rss_bytes": rss - first.rss,
             "peak_anonymous_bytes": max(m.anonymous for _, m in self._samples) - first.anonymous,
             "peak_file_bytes": max(m.file for _, m in self._samples) - first.file,
-            "peak_cgroup_bytes": self._group_peak(),
+            "peak_cgroup_bytes": None if peak is None else max(0, peak - self._group_start),
             "start_rss_bytes": first.rss,
             "end_rss_bytes": last.rss,
         }
         step = max(1, len(self._samples) // TRACE_POINTS)
-        kept = [*self._samples[::step], self._samples[-1]]
         watch.trace = [
             [round(at - began, 4), m.rss - first.rss, m.anonymous - first.anonymous,
              m.file - first.file]
-            for at, m in kept
+            for at, m in [*self._samples[::step], self._samples[-1]]
         ]  # fmt: skip
         # From the start of the process: the kernel counts in steps too long for a short load.
-        now, before = CpuTimes.read(self._child.pid), self._cpu
+        now, before = cpu_times(self._child.pid), self._cpu
         if now is not None and before is not None:
             wall_s = ended - self._start_s
-            other_s = (now.busy_s - before.busy_s) - (now.own_s - before.own_s)
-            watch.other_cpus = max(0.0, other_s / wall_s)
+            watch.other_cpus = max(0.0, (now.others_s - before.others_s) / wall_s)
             watch.stolen_cpus = (now.stolen_s - before.stolen_s) / wall_s
-
-    def _group_peak(self) -> int | None:
-        peak = self._group.peak_bytes() if self._group else None
-        if peak is None or self._group_start is None:
-            return None
-        return max(0, peak - self._group_start)
 
 
 def _reason(code: int, errors: bytes, limit_bytes: int | None) -> str:

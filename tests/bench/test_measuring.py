@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from streamload.core.errors import CheckpointError, PlanError
-from streamload.measuring import floor, page_cache
-from streamload.measuring.machine import Usage
+from streamload.measuring import floor, machine, page_cache
 from streamload.measuring.survey import survey
 from streamload.measuring.verdict import Figures, judge
 from streamload.measuring.watch import watch_process
@@ -97,8 +99,27 @@ def test_a_file_that_ends_early_is_no_floor(tmp_path):
         floor.read_only(found.pieces, workers=2)
 
 
-def test_the_rate_of_copying_is_a_rate():
-    assert 1e8 < floor.copy_rate(workers=1) < 1e12
+def test_the_rate_of_copying_is_of_all_that_moves(monkeypatch):
+    times_s = iter([10.0, 10.5, 20.0, 20.25])
+    monkeypatch.setattr(floor.time, "thread_time", lambda: next(times_s))
+    moved = 2 * 4 * 64 * MIB  # read and written, four times 64 MiB
+    assert floor.copy_rate(workers=1) == moved / 0.5
+    assert floor.copy_rate(workers=1) == moved / 0.25
+    monkeypatch.setattr(floor.time, "thread_time", ticks := Ticks())
+    assert floor.copy_rate(workers=2) == 2 * moved / ticks.step_s
+
+
+class Ticks:
+    """A clock for each thread that moves by one step at every look."""
+
+    step_s = 2.0
+
+    def __init__(self):
+        self._own = threading.local()
+
+    def __call__(self):
+        self._own.now_s = getattr(self._own, "now_s", 0.0) + self.step_s
+        return self._own.now_s
 
 
 def test_the_survey_is_of_what_the_model_needs(tiny):
@@ -107,7 +128,7 @@ def test_the_survey_is_of_what_the_model_needs(tiny):
     found = survey(tiny, dtype="bfloat16")
     assert {piece.name for piece in found.pieces} == needed.keys()
     assert found.read_bytes == sum(t.nbytes for t in needed.values())
-    assert found.model_bytes == found.read_bytes // 2
+    assert floor.bytes_as(found.pieces, torch.bfloat16) == found.read_bytes // 2
     assert found.files == [os.path.join(tiny, "model.safetensors")]
     assert found.why_no_model is None
     assert found.left_out == ()
@@ -117,7 +138,7 @@ def test_without_a_model_the_survey_is_of_all_tensors(tmp_path):
     save_file({"x": torch.ones(10), "n": torch.ones(3).long()}, tmp_path / "x.safetensors")
     found = survey(str(tmp_path), dtype="float16")
     assert "no config.json" in found.why_no_model
-    assert found.model_bytes == 20 + 24
+    assert floor.bytes_as(found.pieces, torch.float16) == 20 + 24
     (tmp_path / "config.json").write_text('{"model_type": "never-heard-of"}')
     assert "never-heard-of" in survey(str(tmp_path)).why_no_model
     (tmp_path / "config.json").write_text("{")
@@ -145,12 +166,46 @@ def test_a_cache_that_cannot_be_dropped_is_said(tmp_path, monkeypatch):
     assert "no posix_fadvise" in page_cache.make([str(tmp_path / "x")], cold=True)
 
 
+def test_the_file_system_is_that_of_the_nearest_mount(monkeypatch):
+    mounts = [("/", "ext4"), ("/data", "old"), ("/data", "xfs"), ("/data/in", "nfs4"), ("/d", "no")]
+    found = [SimpleNamespace(mountpoint=point, fstype=kind) for point, kind in mounts]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda **_: found)
+    monkeypatch.setattr(os.path, "realpath", lambda path: path)
+    kinds = {
+        path: machine.describe(path)["filesystem"]
+        for path in ("/data", "/data/in/x", "/data/inner", "/dat", "/x")
+    }
+    assert list(kinds.values()) == ["xfs", "nfs4", "xfs", "ext4", "ext4"]
+    found.clear()
+    assert machine.describe("/x")["filesystem"] is None
+
+
 def test_usage_counts_what_was_computed():
-    before = Usage.read()
+    outer_s, before = time.process_time(), machine.usage()
+    inner_s = time.process_time()
     sum(range(2_000_000))
-    used = Usage.read().since(before)
-    assert 0.001 < used["user_s"] < 10
-    assert used["storage_bytes"] is None or used["storage_bytes"] >= 0
+    inner_s = time.process_time() - inner_s
+    used = machine.usage_since(before)
+    outer_s = time.process_time() - outer_s
+    assert inner_s > 0.001
+    # Another clock of the same thing, started later and earlier.
+    assert 0.9 * inner_s <= used["user_s"] + used["system_s"] <= 1.1 * outer_s
+
+
+def test_usage_counts_what_came_from_disks(tmp_path, monkeypatch):
+    (tmp_path / "x").write_bytes(os.urandom(4 * MIB))
+    why, before = page_cache.drop([str(tmp_path / "x")]), machine.usage()
+    (tmp_path / "x").read_bytes()
+    used = machine.usage_since(before)
+    if why is None and before["storage_bytes"] is not None:
+        assert used["storage_bytes"] >= 4 * MIB
+    before = {"user_s": 1.0, "system_s": 0.25, "storage_bytes": 200}
+    now = {"user_s": 2.5, "system_s": 1.0, "storage_bytes": 700}
+    monkeypatch.setattr(machine, "usage", lambda: now)
+    assert machine.usage_since(before) == {"user_s": 1.5, "system_s": 0.75, "storage_bytes": 500}
+    assert machine.usage_since(before | {"storage_bytes": None})["storage_bytes"] is None
+    now["storage_bytes"] = None
+    assert machine.usage_since(before)["storage_bytes"] is None
 
 
 CHILD = """

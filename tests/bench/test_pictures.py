@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench import page, plots
+from bench.report import page, plots
 
 HEAD = {
     "kind": "run", "path": "gpt2", "dtype": "bfloat16", "workers": 2, "rounds": 2, "cold": False,

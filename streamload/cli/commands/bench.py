@@ -44,9 +44,9 @@ _HEAD = (
 @common_options
 def command(path: str, as_json: bool, **options: Any) -> None:
     """Measure, then print the table or the JSON."""
-    from streamload.measuring.rounds import Asked, measure
+    from streamload.measuring.modes import measure
 
-    found = measure(Asked(path, **options), tell=_tell)
+    found = measure(path, **options, tell=_tell)
     say(json.dumps(found) if as_json else "\n".join(_as_text(found)))
     if not found["ok"]:
         raise SystemExit(1)

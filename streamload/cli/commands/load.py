@@ -13,7 +13,7 @@ from streamload.cli.render.progress import progress_bar
 from streamload.cli.render.tables import say, say_result
 from streamload.cli.render.trace import TRACE_PATH, Trace
 from streamload.core.wording import printable
-from streamload.measuring.imports import import_for_loads
+from streamload.measuring.own_peers import import_for_loads
 
 
 @click.command("load", epilog="Example: streamload load ./gpt2-xl --dtype bfloat16 -v")

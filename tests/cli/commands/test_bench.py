@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from streamload.measuring import page_cache, rounds
+from streamload.measuring import modes, page_cache, rounds
 
 MODES = ["stream", "stored", "map"]
 
@@ -49,6 +49,10 @@ class Watched:
         common |= {"written_bytes": 1, "user_s": load_s, "system_s": 0.0, "storage_bytes": 0}
         self._used = {"event": "used", "load_s": load_s, **common, **used}
 
+    def figures(self):
+        disturbed = {"other_cpus": self.other_cpus, "stolen_cpus": self.stolen_cpus}
+        return {**self.peaks, **disturbed, "trace": []}
+
     def event(self, name):
         return self._used if name == "used" and self.failure is None else {}
 
@@ -61,7 +65,9 @@ def planted(monkeypatch):
         orders, measured = [], rounds.watch_process
 
         def watch(arguments, **_):
-            orders.append(json.loads(arguments[-1]))
+            order = json.loads(arguments[-1])
+            what = order["peer"].rpartition(":")[2].removeprefix("streamload_")
+            orders.append({**order["job"], "do": what})
             given = answer(orders[-1], len(orders))
             return measured(arguments, **_) if given is None else given
 
@@ -94,7 +100,7 @@ def test_medians_and_fractions_are_of_all_rounds(run, tiny, planted):
 
 
 def test_the_table_says_what_held_back_and_what_disturbed(run, tiny, planted, monkeypatch):
-    monkeypatch.setattr(rounds, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(modes, "usable_cpus", lambda: 2)
     monkeypatch.setattr(page_cache, "make", lambda files, *, cold: "73% of the pages stayed")
     planted(lambda order, _: Watched(2.0, other_cpus=1.5, user_s=1.0))
     out = run("bench", tiny, "--cold", "--rounds", 1).stdout
@@ -163,7 +169,7 @@ def test_a_map_row_that_mapped_nothing_is_said():
             "map": {"ok": True, "written_bytes": written},
         }
 
-    assert "nothing could be mapped" in rounds._unmapped(medians(100))[0]
-    assert rounds._unmapped(medians(60)) == []
-    assert rounds._unmapped(medians(0)) == []
-    assert rounds._unmapped(medians(None)) == []
+    assert "nothing could be mapped" in modes._unmapped(medians(100))[0]
+    assert modes._unmapped(medians(60)) == []
+    assert modes._unmapped(medians(0)) == []
+    assert modes._unmapped(medians(None)) == []

@@ -1,16 +1,12 @@
 """One self-contained page: pictures, table, and how it was measured. Nothing is fetched."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from bench import plots, tables
-from bench.compare import rows_of, warnings_of
-
-__all__ = ["write"]
+from bench.report import plots, tables
+from bench.report.rows import rows_of, warnings_of
 
 _STYLE = """
 :root { color-scheme: light dark; }

@@ -40,38 +40,34 @@ def make_group(name: str, limit_bytes: int | None) -> Group | str:
     """A new group below one that this process is in, or the reason why there is none."""
     reason = "this process is in no memory control group"
     for above in cgroups("/"):
-        made = replace(above, folder=os.path.join(above.folder, name))
+        group = Group(replace(above, folder=os.path.join(above.folder, name)))
         if not os.access(os.path.join(above.folder, "cgroup.procs"), os.W_OK):
             reason = "no process may be moved to another control group here"
             continue
         try:
-            os.mkdir(made.folder)
+            os.mkdir(group.folder)
         except OSError as error:
             reason = f"no control group can be made here ({error.strerror})"
             continue
-        if made.number(made.usage) is None:  # the memory controller is not handed down
-            os.rmdir(made.folder)
+        try:
+            if group.used_bytes() is not None:
+                if limit_bytes is not None:
+                    _limit(group.inner, limit_bytes)
+                return group
             reason = "the memory controller is not enabled for new control groups"
-            continue
-        if limit_bytes is not None:
-            try:
-                _limit(made, limit_bytes)
-            except OSError as error:
-                os.rmdir(made.folder)
-                reason = f"no limit can be set here ({error.strerror})"
-                continue
-        return Group(made)
+        except OSError as error:
+            reason = f"no limit can be set here ({error.strerror})"
+        os.rmdir(group.folder)
     return reason
 
 
 def _limit(group: Cgroup, limit_bytes: int) -> None:
-    """Sets the limit, and keeps swap from hiding it where swap is counted."""
-    _write(group, group.limit, limit_bytes)
-    for name, value in (("memory.swap.max", 0), ("memory.memsw.limit_in_bytes", limit_bytes)):
-        if os.path.exists(os.path.join(group.folder, name)):
-            _write(group, name, value)
-
-
-def _write(group: Cgroup, name: str, value: int) -> None:
-    with open(os.path.join(group.folder, name), "w") as file:
-        file.write(str(value))
+    """Set the limit, and keep swap from hiding it where swap is counted."""
+    values = {
+        group.limit: limit_bytes, "memory.swap.max": 0, "memory.memsw.limit_in_bytes": limit_bytes
+    }  # fmt: skip
+    for name, value in values.items():
+        path = os.path.join(group.folder, name)
+        if name == group.limit or os.path.exists(path):
+            with open(path, "w") as file:
+                file.write(str(value))

@@ -1,13 +1,9 @@
 """Rows as text: a table that is also Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bench.compare import Row, rows_of, warnings_of
-
-__all__ = ["COLUMNS", "NUMERIC", "cells", "markdown", "notes", "render", "report", "setting"]
+from bench.report.rows import Row, rows_of, warnings_of
 
 COLUMNS = (
     "loader", "load + first use s", "min-max", "import s", "load s", "first use s", "GB/s",
@@ -18,7 +14,8 @@ NUMERIC = range(1, 11)
 
 def report(lines: Sequence[dict[str, Any]]) -> str:
     """The setting, the table and the warnings of one comparison."""
-    return "\n".join([setting(lines[0]), "", markdown(rows_of(lines)), *notes(lines)])
+    table = render(COLUMNS, [cells(row) for row in rows_of(lines)], NUMERIC)
+    return "\n".join([setting(lines[0]), "", table, *notes(lines)])
 
 
 def notes(lines: Sequence[dict[str, Any]]) -> list[str]:
@@ -44,12 +41,8 @@ def setting(head: dict[str, Any]) -> str:
     )
 
 
-def markdown(rows: Iterable[Row]) -> str:
-    """An aligned Markdown table."""
-    return render(COLUMNS, [cells(row) for row in rows], NUMERIC)
-
-
 def render(head: Sequence[str], body: Sequence[Sequence[str]], numeric: Iterable[int]) -> str:
+    """An aligned Markdown table."""
     right = set(numeric)
     widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
 

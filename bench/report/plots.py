@@ -1,18 +1,14 @@
 """Pictures of the figures: readable in black and white, and at 830 pixels."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from matplotlib import pyplot
 
-from bench.compare import Row, rows_of
-
-__all__ = ["memory_over_time", "save_all", "scale", "time_and_memory"]
+from bench.report.rows import Row, rows_of
 
 WIDTH_INCHES = 8.3
 DPI = 200
@@ -73,22 +69,13 @@ def memory_over_time(lines: Sequence[dict[str, Any]]) -> bytes:
     labels = [row.label for row in rows_of(lines) if row.median is not None]
     labels = [label for label in labels if label != "floor: read"]
     figure, (axis,) = _figure(rows_high=16 + len(labels) // 2, columns=1)
-    dashes = itertools.cycle(["-", "--", "-.", ":"])
-    markers = itertools.cycle("osv^D*PXhp<>")
-    for place, label in enumerate(labels):
+    for place, (label, style) in enumerate(_styles(labels)):
+        ours = label.startswith("streamload")
+        shade = str(round(0.55 * place / len(labels), 2))
+        style |= {"color": OURS if ours else shade, "linewidth": 2 if ours else 1}
+        style |= {"markersize": 4, "markevery": (0.03 * (1 + place % 3), 0.15)}
         trace = _median_trace(lines, label)
-        shade = str(round(0.55 * place / max(1, len(labels)), 2))
-        axis.plot(
-            [point[0] for point in trace],
-            [point[1] / MIB for point in trace],
-            linestyle=next(dashes),
-            marker=next(markers),
-            markevery=(0.03 * (1 + place % 3), 0.15),
-            markersize=4,
-            linewidth=2 if label.startswith("streamload") else 1,
-            color=OURS if label.startswith("streamload") else shade,
-            label=label,
-        )
+        axis.plot([point[0] for point in trace], [point[1] / MIB for point in trace], **style)
     axis.set_xlabel("seconds since the start of the load, first use included")
     axis.set_ylabel("resident memory over the start, MiB")
     axis.grid(color="#dddddd", linewidth=0.6)
@@ -104,15 +91,11 @@ def scale(series: dict[str, list[tuple[float, float, float]]], across: str) -> b
         across: what the size is, with its unit.
     """
     figure, axes = _figure(rows_high=16, columns=2)
-    markers = itertools.cycle("osv^D*")
-    dashes = itertools.cycle(["-", "--", "-.", ":"])
-    for label, points in series.items():
-        style: dict[str, Any] = {"marker": next(markers), "linestyle": next(dashes), "label": label}
-        ours = label.startswith("streamload")
-        style["color"] = OURS if ours else "black"
-        sizes = [point[0] for point in points]
-        axes[0].loglog(sizes, [point[1] for point in points], **style)
-        axes[1].loglog(sizes, [max(1, point[2]) / MIB for point in points], **style)
+    for label, style in _styles(series):
+        style["color"] = OURS if label.startswith("streamload") else "black"
+        sizes, seconds, nbytes = zip(*series[label], strict=True)
+        axes[0].loglog(sizes, seconds, **style)
+        axes[1].loglog(sizes, [max(1, count) / MIB for count in nbytes], **style)
     for axis, what in zip(axes, ("seconds", "peak memory over the start, MiB"), strict=True):
         axis.set_xlabel(across)
         axis.set_ylabel(what)
@@ -121,15 +104,19 @@ def scale(series: dict[str, list[tuple[float, float, float]]], across: str) -> b
     return _png(figure)
 
 
+def _styles(labels: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each label with a line and a marker that tell it from its neighbours without colour."""
+    dashes, markers = itertools.cycle(["-", "--", "-.", ":"]), itertools.cycle("osv^D*PXhp<>")
+    for label, dash, marker in zip(labels, dashes, markers, strict=False):
+        yield label, {"label": label, "linestyle": dash, "marker": marker}
+
+
 def _figure(*, rows_high: int, columns: int) -> tuple[Any, Any]:
     pyplot.switch_backend("Agg")
+    size = (WIDTH_INCHES, 1.0 + 0.23 * rows_high)
     with pyplot.rc_context(STYLE):  # type: ignore[arg-type]
         figure, axes = pyplot.subplots(
-            1,
-            columns,
-            figsize=(WIDTH_INCHES, 1.0 + 0.23 * rows_high),
-            layout="constrained",
-            squeeze=False,
+            1, columns, figsize=size, layout="constrained", squeeze=False
         )
     return figure, list(axes[0])
 
@@ -145,15 +132,10 @@ def _stacked(
     axis: Any, rows: list[Row], keys: tuple[str, str], labels: tuple[str, str], unit: float
 ) -> None:
     """Two parts on top of each other: full, then hatched on white."""
-    places = range(len(rows))
-    colours = [_colour(row) for row in rows]
-    first = [_of(row, keys[0]) / unit for row in rows]
-    second = [_of(row, keys[1]) / unit for row in rows]
-    axis.barh(places, first, color=colours, edgecolor="black", linewidth=0.5, height=0.7)
-    axis.barh(
-        places, second, left=first, color="white", edgecolor="black", linewidth=0.5, hatch="////",
-        height=0.7,
-    )  # fmt: skip
+    places, edges = range(len(rows)), {"edgecolor": "black", "linewidth": 0.5, "height": 0.7}
+    first, second = ([_of(row, key) / unit for row in rows] for key in keys)
+    axis.barh(places, first, color=[_colour(row) for row in rows], **edges)
+    axis.barh(places, second, left=first, color="white", hatch="////", **edges)
     # Entries of the legend of their own, as bars have several colours.
     axis.barh([0], [0], color=OTHERS, edgecolor="black", linewidth=0.5, label=labels[0])
     axis.barh([0], [0], color="white", edgecolor="black", hatch="////", label=labels[1])
@@ -166,7 +148,7 @@ def _colour(row: Row) -> str:
 
 
 def _of(row: Row, key: str) -> float:
-    return max(0.0, (row.median or {}).get(key, 0.0))
+    return max(0.0, float((row.median or {}).get(key) or 0.0))
 
 
 def _median_trace(lines: Sequence[dict[str, Any]], label: str) -> list[list[float]]:
