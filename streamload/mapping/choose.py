@@ -5,13 +5,43 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from streamload.core.specs import Catalog
+from streamload.core.specs import Catalog, TensorSpec
 from streamload.mapping.binding import Binding, bind_equal, bind_table
 from streamload.mapping.fields import too_many
 from streamload.mapping.registry import known_model_types, mappings_for
 from streamload.mapping.rules import NameMap
 
-__all__ = ["choose_mapper"]
+__all__ = ["choose_binding", "choose_mapper", "under_prefix"]
+
+
+def choose_binding(
+    config: Mapping[str, Any] | None,
+    catalog: Catalog,
+    targets: Mapping[str, object] | None,
+    *,
+    prefix: str | None = None,
+) -> tuple[NameMap | None, Binding]:
+    """A table of the config's ``model_type``, or None for equal names; and what it binds.
+
+    The one that places most stored names wins; of equal ones the published names, then the other
+    tables, then equal names. So a file that already has the module's own names (a conversion to
+    local names) is taken as it is.
+    """
+    stored = under_prefix(catalog, prefix)
+    tables = _tables(config)
+    if not tables:
+        return None, bind_equal(stored, targets)
+    if targets is None and too_many(tables[0].layers, len(catalog)):
+        return tables[0], bind_table(tables[0], stored)  # planning refuses it
+    wanted = tables[0].target_names() if targets is None else set(targets)
+    bindings = [bind_table(table, stored) for table in tables]
+    counts = [_placed(binding, wanted) for binding in bindings]
+    by_table = max(counts)
+    by_name = bind_equal(stored, wanted)
+    if by_table < _placed(by_name, wanted) or (targets is not None and not by_table):
+        return None, bind_equal(stored, None) if targets is None else by_name
+    best = counts.index(by_table)
+    return tables[best], bindings[best]
 
 
 def choose_mapper(
@@ -21,26 +51,16 @@ def choose_mapper(
     *,
     prefix: str | None = None,
 ) -> NameMap | None:
-    """A table of the config's ``model_type``, or None for equal names.
+    """As ``choose_binding``, the table alone."""
+    return choose_binding(config, catalog, targets, prefix=prefix)[0]
 
-    The one that places most stored names wins; of equal ones the published names, then the other
-    tables, then equal names. So a file that already has the module's own names (a conversion to
-    local names) is taken as it is.
-    """
-    tables = _tables(config)
-    if not tables:
-        return None
-    if targets is None and too_many(tables[0].layers, len(catalog)):
-        return tables[0]  # planning refuses it
-    start = f"{prefix.rstrip('.')}." if prefix else ""
-    stored = {n[len(start) :]: spec for n, spec in catalog.items() if n.startswith(start)}
-    wanted = tables[0].target_names() if targets is None else set(targets)
-    counts = [_placed(bind_table(table, stored), wanted) for table in tables]
-    by_table = max(counts)
-    by_name = _placed(bind_equal(stored, wanted), wanted)
-    if by_table < by_name or (targets is not None and not by_table):
-        return None
-    return tables[counts.index(by_table)]
+
+def under_prefix(catalog: Catalog, prefix: str | None) -> Mapping[str, TensorSpec]:
+    """The tensors whose names stand under ``prefix``, which is taken off."""
+    if not prefix:
+        return catalog.tensors
+    start = prefix if prefix.endswith(".") else f"{prefix}."
+    return {n[len(start) :]: spec for n, spec in catalog.items() if n.startswith(start)}
 
 
 def _tables(config: Mapping[str, Any] | None) -> tuple[NameMap, ...]:
