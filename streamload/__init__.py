@@ -157,7 +157,6 @@ if "torch" in sys.modules:
     # here, so that the first load takes no longer than the second.
     for _name in (
         "loading.calls",
-        "models.registry",
         "models.gpt",
         "sources.mapped_file",
         "sources.neox.partitions",

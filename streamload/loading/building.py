@@ -14,6 +14,8 @@ from streamload.loading.configuration import config_of, find_config, refuse_too_
 from streamload.loading.preparing import prepare
 from streamload.mapping.binding import Mapper
 from streamload.mapping.choose import choose_mapper
+from streamload.mapping.chosen_layers import LayersError, select_layers
+from streamload.mapping.registry import build_model
 from streamload.module.commit import targets_of
 from streamload.module.empty_weights import empty_weights
 from streamload.planning import Plan, Targets, build_plan
@@ -35,8 +37,6 @@ class Built:
 
 def build(source: Source, settings: Settings) -> Built:
     """The empty reference model; of just the chosen layers if some are chosen."""
-    from streamload.models.registry import LayersError, build_model, select_layers
-
     file_config, notices = find_config(source)
     config = file_config
     refuse_too_many_layers(file_config, source, settings.layers)

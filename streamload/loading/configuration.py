@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError, PlanError, printable
-from streamload.mapping.fields import LAYERS_ALWAYS_ALLOWED, layer_count_field, short
-from streamload.mapping.registry import known_model_types
+from streamload.mapping.fields import LAYERS_ALWAYS_ALLOWED, short
+from streamload.mapping.registry import known_model_types, layer_count_field
 from streamload.sources.base import Source
 from streamload.sources.detect import folder_of
 from streamload.sources.files import OpenFile
@@ -94,10 +94,10 @@ def find_config(source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:
             )
         return guessed, ("no config.json: GPT-2's configuration was read off the shapes",)
     model_type = config.get("model_type")
-    if model_type not in known_model_types():
+    if model_type not in known_model_types(with_model=True):
         raise CheckpointError(
             f"config.json says model_type {model_type!r}; models here: "
-            f"{', '.join(known_model_types())}. Build the module yourself and use "
+            f"{', '.join(known_model_types(with_model=True))}. Build the module yourself and use "
             "streamload.load_into",
             path=source.path,
         )

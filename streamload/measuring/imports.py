@@ -9,7 +9,6 @@ __all__ = ["import_for_loads"]
 # What ``streamload.load`` leaves until a checkpoint asks for it.
 _LATE = (
     "streamload.loading.calls",
-    "streamload.models.registry",
     "streamload.models.gpt",
     "streamload.models.llama_model",
     "streamload.models.neox_model",

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from streamload.models.fields import flag, number, positive_int
+from streamload.models.config_fields import flag, number, positive_int
 
 __all__ = ["Rope", "RotaryTables", "rotate"]
 

@@ -8,7 +8,8 @@ from streamload.core.dtypes import BY_NAME
 from streamload.core.report import LoadedTensor
 from streamload.mapping.binding import Mapper
 from streamload.mapping.common import layer_of
-from streamload.mapping.fields import layer_count_field, short, too_many
+from streamload.mapping.fields import short, too_many
+from streamload.mapping.registry import layer_count_field
 from streamload.mapping.rules import NameMap
 from streamload.planning.placing import PlanBuilder
 from streamload.planning.problems import listed

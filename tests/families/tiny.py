@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import streamload
-from streamload.models.registry import build_model
+from streamload.mapping.registry import build_model
 
 CONFIG = {
     "model_type": "llama",
