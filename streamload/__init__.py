@@ -29,20 +29,10 @@ if TYPE_CHECKING:
         plan,
     )
     from streamload.loading.iterating import iter_tensors
+    from streamload.mapping.combining import Chain, Concat, HeadSplit, Mean, Split, Sum
     from streamload.mapping.registry import mapping_for
     from streamload.mapping.rules import NameMap, Rule
-    from streamload.mapping.transforms import (
-        Chain,
-        Concat,
-        HeadSplit,
-        Identity,
-        Interleaved,
-        Mean,
-        Permute,
-        Split,
-        Sum,
-        Transpose,
-    )
+    from streamload.mapping.transforms import Identity, Interleaved, Permute, Transpose
     from streamload.module.empty_weights import empty_weights
     from streamload.planning.records import Plan
     from streamload.saving.converting import convert
@@ -74,18 +64,8 @@ _HOMES = {
     "loading.calls": ("Loaded", "load", "load_into", "load_state_dict", "plan"),
     "mapping.registry": ("mapping_for",),
     "mapping.rules": ("NameMap", "Rule"),
-    "mapping.transforms": (
-        "Chain",
-        "Concat",
-        "HeadSplit",
-        "Identity",
-        "Interleaved",
-        "Mean",
-        "Permute",
-        "Split",
-        "Sum",
-        "Transpose",
-    ),
+    "mapping.combining": ("Chain", "Concat", "HeadSplit", "Mean", "Split", "Sum"),
+    "mapping.transforms": ("Identity", "Interleaved", "Permute", "Transpose"),
     "core.options": ("LoadOptions",),
     "planning.records": ("Plan",),
     "core.report": ("ExportReport", "LoadReport"),

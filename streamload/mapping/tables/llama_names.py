@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from streamload.mapping.combining import Concat
 from streamload.mapping.fields import truth, whole
 from streamload.mapping.rules import NameMap, Rule
-from streamload.mapping.transforms import Concat, Identity, Interleaved
+from streamload.mapping.transforms import Identity, Interleaved
 
 __all__ = ["llama_map", "llama_meta_map"]
 

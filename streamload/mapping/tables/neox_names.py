@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from streamload.mapping.combining import Concat, Mean, Sum
 from streamload.mapping.fields import truth, whole
 from streamload.mapping.rules import KNOWN_WRAPPERS, NameMap, Rule
-from streamload.mapping.transforms import Concat, Mean, Sum, Transform
+from streamload.mapping.transforms import Transform
 
 __all__ = ["neox_map", "neox_raw_map"]
 
