@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from streamload.core.specs import Shape
 from streamload.mapping.rules import NameMap
+from streamload.mapping.shapes import weight_shapes
 from streamload.mapping.tables.gpt2_names import gpt2_map
 from streamload.mapping.tables.llama_names import llama_map, llama_meta_map
 from streamload.mapping.tables.neox_names import neox_map, neox_raw_map
@@ -39,11 +41,13 @@ class Architecture:
         model: ``"module:Class"`` of the reference model, imported when it is first built; None
             if there are only tables.
         layer_count_field: the field of ``config.json`` that says how many blocks there are.
+        shapes: function from a ``config.json`` to the shapes of the model's weights.
     """
 
     tables: tuple[_Table, ...]
     model: str | None = None
     layer_count_field: str = "num_hidden_layers"
+    shapes: Callable[[Mapping[str, Any]], dict[str, Shape]] = weight_shapes
 
 
 _LLAMA = "streamload.models.llama_model:Llama"
