@@ -15,6 +15,7 @@ from streamload.models.rotary import RotaryTables
 
 __all__ = [
     "FeedForward",
+    "GatedFeedForward",
     "KVCache",
     "LayerNorm",
     "PreNormBlock",
@@ -101,6 +102,21 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] to [..., width]."""
         out: Tensor = self.fc2(self.act(self.fc1(x)))
+        return out
+
+
+class GatedFeedForward(nn.Module):
+    """SwiGLU: ``down(silu(gate(x)) * up(x))``."""
+
+    def __init__(self, width: int, inner: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, inner, bias=bias)
+        self.up = nn.Linear(width, inner, bias=bias)
+        self.down = nn.Linear(inner, width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] to [..., width]."""
+        out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
         return out
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from streamload.models.decoder import Decoder
-from streamload.models.layers import KVCache, PreNormBlock, RMSNorm, Span, attend
+from streamload.models.layers import GatedFeedForward, KVCache, PreNormBlock, RMSNorm, Span, attend
 from streamload.models.llama_config import LlamaConfig, layer_types_of
 from streamload.models.rotary import RotaryTables, rotate
 
@@ -54,22 +53,6 @@ class LlamaAttention(nn.Module):
         return out
 
 
-class GatedFeedForward(nn.Module):
-    """SwiGLU: ``down(silu(gate(x)) * up(x))``."""
-
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        wide, narrow, bias = config.intermediate_size, config.hidden_size, config.mlp_bias
-        self.gate = nn.Linear(narrow, wide, bias=bias)
-        self.up = nn.Linear(narrow, wide, bias=bias)
-        self.down = nn.Linear(wide, narrow, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., D] to [..., D]."""
-        mixed: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
-        return mixed
-
-
 class Llama(Decoder):
     """A LLaMA-shaped language model."""
 
@@ -84,7 +67,7 @@ class Llama(Decoder):
                 RMSNorm(width, eps),
                 LlamaAttention(config, layer),
                 RMSNorm(width, eps),
-                GatedFeedForward(config),
+                GatedFeedForward(width, config.intermediate_size, bias=config.mlp_bias),
             )
             for layer in range(config.num_hidden_layers)
         )
