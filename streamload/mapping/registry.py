@@ -13,6 +13,7 @@ from streamload.mapping.shapes import weight_shapes
 from streamload.mapping.tables.gpt2_names import gpt2_map
 from streamload.mapping.tables.llama_names import llama_map, llama_meta_map
 from streamload.mapping.tables.neox_names import neox_map, neox_raw_map
+from streamload.mapping.tables.olmo2_names import olmo2_map, olmo2_shapes
 
 if TYPE_CHECKING:
     from streamload.models.decoder import Decoder
@@ -58,6 +59,7 @@ ARCHITECTURES = {
     "qwen2": Architecture((llama_map,), _LLAMA),
     "qwen3": Architecture((llama_map,), _LLAMA),
     "gpt_neox": Architecture((neox_map, neox_raw_map), "streamload.models.neox_model:NeoX"),
+    "olmo2": Architecture((olmo2_map,), "streamload.models.olmo2_model:Olmo2", shapes=olmo2_shapes),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from streamload.synthesis.recipes import Preset, Recipe
@@ -194,6 +195,10 @@ PRESETS: dict[str, Preset] = {
         num_key_value_heads=8,
         sliding_window=None,
         **_QWEN | {"eos_token_id": 151645},
+    ),
+    "olmo2-tiny": replace(
+        _llama(model_type="olmo2", attention_bias=False),
+        block_order=("attn", "ln1", "mlp", "ln2"),
     ),
     "neox-tiny": _neox(2, 64, 4, positions=64, vocab=320),
     "pythia-1b": _neox(16, 2048, 8),

@@ -9,6 +9,7 @@ from transformers import (
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
     Qwen2Config,
     Qwen3Config,
 )
@@ -157,6 +158,20 @@ ARCHITECTURES = {
             "gpt_neox.layers.{}.attention.dense": "blocks.{}.attn.out_proj",
             "gpt_neox.layers.{}.mlp.dense_h_to_4h": "blocks.{}.mlp.fc1",
             "gpt_neox.layers.{}.mlp.dense_4h_to_h": "blocks.{}.mlp.fc2",
+        },
+    ),
+    "olmo2": Case(
+        {
+            "olmo2": LLAMA_1B | {"tie_word_embeddings": False},
+            "olmo2-biases": LLAMA_1B | {"attention_bias": True},
+        },
+        {"olmo2": lambda: Olmo2Config(**GROUPED, pad_token_id=None)},
+        {name: ours for name, ours in _LLAMA_NAMES.items() if "input_layernorm" not in name}
+        | {
+            "model.layers.{}.self_attn.q_norm": "blocks.{}.attn.q_norm",
+            "model.layers.{}.self_attn.k_norm": "blocks.{}.attn.k_norm",
+            "model.layers.{}.post_attention_layernorm": "blocks.{}.ln1",
+            "model.layers.{}.post_feedforward_layernorm": "blocks.{}.ln2",
         },
     ),
 }
