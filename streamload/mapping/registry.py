@@ -70,8 +70,12 @@ def known_model_types(*, with_model: bool = False) -> tuple[str, ...]:
 
 def layer_count_field(model_type: object) -> str:
     """The field of ``config.json`` that says how many blocks there are."""
-    row = ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
+    row = _row(model_type)
     return row.layer_count_field if row else "num_hidden_layers"
+
+
+def _row(model_type: object) -> Architecture | None:
+    return ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
 
 
 def mapping_for(model_type: str, config: Mapping[str, Any]) -> NameMap:
@@ -104,11 +108,10 @@ def mappings_for(model_type: str, config: Mapping[str, Any]) -> tuple[NameMap, .
 
 
 def _tables(model_type: str) -> tuple[_Table, ...]:
-    row = ARCHITECTURES.get(model_type)
-    if row is None:
+    if model_type not in ARCHITECTURES:
         known = ", ".join(known_model_types())
         raise ValueError(f"no name table for model_type {model_type!r}; known: {known}")
-    return row.tables
+    return ARCHITECTURES[model_type].tables
 
 
 def model_class(model_type: object) -> type[Decoder]:
@@ -117,7 +120,7 @@ def model_class(model_type: object) -> type[Decoder]:
     Raises:
         ValueError: ``model_type`` has no reference model.
     """
-    row = ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
+    row = _row(model_type)
     if row is None or row.model is None:
         known = ", ".join(known_model_types(with_model=True))
         raise ValueError(f"model type {model_type!r} has no reference model; known: {known}")

@@ -1,4 +1,8 @@
-"""Fields of a ``config.json`` as one table for both ways, with errors that name the field."""
+"""Fields of a ``config.json`` as one table for both ways, with errors that name the field.
+
+A reader takes the configuration, a field's name and what an absent or null field means, and
+raises a ValueError that names the field if it holds something else.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ def published(read: Callable[..., Any], default: Any = None) -> Any:
     """A dataclass field that stands in ``config.json`` under its own name.
 
     Args:
-        read: one of the readers below, called with the configuration, the name and the default.
+        read: one of the readers below.
         default: what an absent or null field means.
     """
     return field(default=default, metadata={"read": read})
@@ -58,87 +62,58 @@ class ModelConfig:
         return {}
 
 
-def _value(config: Mapping[str, Any], name: str, default: Any) -> Any:
+def _read(
+    config: Mapping[str, Any], name: str, default: Any, is_valid: Callable[[Any], bool], what: str
+) -> Any:
     # Published files write null for "use the default" as often as they leave a field out.
-    value = config.get(name)
-    return default if value is None else value
-
-
-def _shown(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
-
-
-def positive_int(config: Mapping[str, Any], name: str, default: int) -> int:
-    """The field as an int from 1 to 2**63 - 1.
-
-    Raises:
-        ValueError: the field holds something else.
-    """
-    value = _value(config, name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(
-            f"config field {name!r} must be a whole number of at least 1: {_shown(value)}"
-        )
-    if value > _MOST:
-        raise ValueError(f"config field {name!r} must be below 2**63: {_shown(value)}")
+    value = default if config.get(name) is None else config[name]
+    if not is_valid(value):
+        shown = repr(value)
+        shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+        raise ValueError(f"config field {name!r} must be {what}: {shown}")
     return value
 
 
-def number(config: Mapping[str, Any], name: str, default: float | None = None) -> float:
-    """The field as a finite float.
-
-    Raises:
-        ValueError: the field holds something else, or is absent and has no default.
-    """
-    value = _value(config, name, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
-        raise ValueError(f"config field {name!r} must be a finite number: {_shown(value)}")
-    return float(value)
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_finite(value: float) -> bool:
+def _is_finite(value: Any) -> bool:
     try:
-        return math.isfinite(value)
+        return (_is_whole(value) or isinstance(value, float)) and math.isfinite(value)
     except OverflowError:  # a whole number, which JSON allows to be of any size
         return False
 
 
-def flag(config: Mapping[str, Any], name: str, default: bool) -> bool:
-    """The field as a bool.
+def _is_token_ids(value: Any) -> bool:
+    return all(map(_is_whole, value)) if isinstance(value, (list, tuple)) else _is_whole(value)
 
-    Raises:
-        ValueError: the field holds something else.
-    """
-    value = _value(config, name, default)
-    if not isinstance(value, bool):
-        raise ValueError(f"config field {name!r} must be true or false: {value!r}")
-    return value
+
+def positive_int(config: Mapping[str, Any], name: str, default: int) -> int:
+    """The field as an int from 1 to 2**63 - 1."""
+    what = "a whole number of at least 1"
+    value: int = _read(config, name, default, lambda n: _is_whole(n) and n >= 1, what)
+    return int(_read(config, name, value, lambda n: n <= _MOST, "below 2**63"))
+
+
+def number(config: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    """The field as a finite float; without a default it must be there."""
+    return float(_read(config, name, default, _is_finite, "a finite number"))
+
+
+def flag(config: Mapping[str, Any], name: str, default: bool) -> bool:
+    return bool(_read(config, name, default, lambda v: isinstance(v, bool), "true or false"))
 
 
 def text(config: Mapping[str, Any], name: str, default: str) -> str:
-    """The field as a string.
-
-    Raises:
-        ValueError: the field holds something else.
-    """
-    value = _value(config, name, default)
-    if not isinstance(value, str):
-        raise ValueError(f"config field {name!r} must be text: {value!r}")
-    return value
+    return str(_read(config, name, default, lambda v: isinstance(v, str), "text"))
 
 
 def token_ids(
     config: Mapping[str, Any], name: str, default: None = None
 ) -> int | tuple[int, ...] | None:
-    """A token id, several, or None: ``bos_token_id`` and ``eos_token_id``.
-
-    Raises:
-        ValueError: the field holds something else.
-    """
-    value = _value(config, name, default)
-    if isinstance(value, (list, tuple)) and all(type(one) is int for one in value):
-        return tuple(value)
-    if value is None or type(value) is int:
-        return value
-    raise ValueError(f"config field {name!r} must be a token id or a list of them: {value!r}")
+    """A token id, several, or None: ``bos_token_id`` and ``eos_token_id``."""
+    if config.get(name) is None:
+        return default
+    value = _read(config, name, default, _is_token_ids, "a token id or a list of them")
+    return tuple(value) if isinstance(value, (list, tuple)) else int(value)
