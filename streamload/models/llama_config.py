@@ -17,7 +17,7 @@ from streamload.models.config_fields import (
 )
 from streamload.models.rotary import Rope
 
-__all__ = ["LlamaConfig", "layer_types_of"]
+__all__ = ["LlamaConfig", "check_heads", "check_silu", "head_dim", "layer_types_of"]
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -28,7 +28,8 @@ _ARCHITECTURES = {
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
-def _silu(config: Mapping[str, Any], kind: str) -> None:
+def check_silu(config: Mapping[str, Any], kind: str) -> None:
+    """Raise a ValueError if ``hidden_act`` is another activation."""
     name = text(config, "hidden_act", "silu")
     if name not in ("silu", "swish"):
         raise ValueError(f"activation {name!r} is not supported for {kind}; known: silu")
@@ -72,11 +73,14 @@ class LlamaConfig(ModelConfig):
         if kind not in _ARCHITECTURES:
             known = ", ".join(_ARCHITECTURES)
             raise ValueError(f"model type {kind!r} is not LLaMA-shaped; known: {known}")
-        _silu(config, kind)
+        check_silu(config, kind)
         qkv_bias, out_bias = _attention_biases(kind, config)
         return {
             "num_key_value_heads": positive_int(config, "num_key_value_heads", heads),
-            "head_dim": _head_dim(kind, config, values["hidden_size"], heads),
+            # Qwen3 files that leave it out mean 128, whatever the width.
+            "head_dim": head_dim(
+                config, values["hidden_size"], heads, 128 if kind == "qwen3" else None
+            ),
             "rope": Rope.from_dict(config, max_positions=values["max_position_embeddings"]),
             "windows": _windows(kind, config, values["num_hidden_layers"]),
             "qkv_bias": qkv_bias,
@@ -109,26 +113,27 @@ class LlamaConfig(ModelConfig):
         }
 
     def __post_init__(self) -> None:
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads {self.num_key_value_heads}"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim must be even for rotary positions: {self.head_dim}")
-        if self.rope.partial != 1.0:
-            raise ValueError(
-                f"partial_rotary_factor {self.rope.partial} is not supported for {self.model_type}"
-            )
+        check_heads(self, self.model_type)
 
 
-def _head_dim(kind: str, config: Mapping[str, Any], width: int, heads: int) -> int:
-    if config.get("head_dim") is None and kind != "qwen3":
-        if width % heads:
-            raise ValueError(f"hidden_size {width} is not a multiple of the {heads} heads")
-        return width // heads
-    # Qwen3 files that leave it out mean 128, whatever the width.
-    return positive_int(config, "head_dim", 128)
+def check_heads(config: Any, kind: str) -> None:
+    """Raise a ValueError if groups of heads come out uneven or a head is not rotated whole."""
+    heads, shared = config.num_attention_heads, config.num_key_value_heads
+    if heads % shared:
+        raise ValueError(
+            f"num_attention_heads {heads} is not a multiple of num_key_value_heads {shared}"
+        )
+    if config.head_dim % 2:
+        raise ValueError(f"head_dim must be even for rotary positions: {config.head_dim}")
+    if config.rope.partial != 1.0:
+        raise ValueError(f"partial_rotary_factor {config.rope.partial} is not supported for {kind}")
+
+
+def head_dim(config: Mapping[str, Any], width: int, heads: int, default: int | None = None) -> int:
+    """The size of a head; without a default, an absent one is its share of the width."""
+    if config.get("head_dim") is None and default is None and width % heads:
+        raise ValueError(f"hidden_size {width} is not a multiple of the {heads} heads")
+    return positive_int(config, "head_dim", default or width // heads)
 
 
 def _attention_biases(kind: str, config: Mapping[str, Any]) -> tuple[bool, bool]:

@@ -14,7 +14,6 @@ from streamload.models.config_fields import (
     number,
     positive_int,
     published,
-    text,
     token_ids,
 )
 from streamload.models.decoder import Decoder
@@ -26,6 +25,7 @@ from streamload.models.layers import (
     Span,
     attend,
 )
+from streamload.models.llama_config import check_heads, check_silu, head_dim
 from streamload.models.rotary import Rope, RotaryTables, rotate
 
 __all__ = ["Olmo2", "Olmo2Config"]
@@ -51,29 +51,15 @@ class Olmo2Config(ModelConfig):
     eos_token_id: int | tuple[int, ...] | None = published(token_ids)
 
     def __post_init__(self) -> None:
-        heads, shared = self.num_attention_heads, self.num_key_value_heads
-        if heads % shared:
-            raise ValueError(
-                f"num_attention_heads {heads} is not a multiple of num_key_value_heads {shared}"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim must be even for rotary positions: {self.head_dim}")
-        if self.rope.partial != 1.0:
-            raise ValueError(
-                f"partial_rotary_factor {self.rope.partial} is not supported for olmo2"
-            )
+        check_heads(self, "olmo2")
 
     @classmethod
     def _derived(cls, config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-        act = text(config, "hidden_act", "silu")
-        if act not in ("silu", "swish"):
-            raise ValueError(f"activation {act!r} is not supported for olmo2; known: silu")
-        width, heads = values["hidden_size"], values["num_attention_heads"]
-        if config.get("head_dim") is None and width % heads:
-            raise ValueError(f"hidden_size {width} is not a multiple of the {heads} heads")
+        check_silu(config, "olmo2")
+        heads = values["num_attention_heads"]
         return {
             "num_key_value_heads": positive_int(config, "num_key_value_heads", heads),
-            "head_dim": positive_int(config, "head_dim", width // heads),
+            "head_dim": head_dim(config, values["hidden_size"], heads),
             "rope": Rope.from_dict(config, max_positions=values["max_position_embeddings"]),
         }
 
