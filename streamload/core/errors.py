@@ -19,6 +19,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from streamload.core.wording import listed, printable
+
 if TYPE_CHECKING:
     from streamload.core.report import LoadReport
 
@@ -37,22 +39,13 @@ __all__ = [
 ]
 
 
-def printable(text: str | bytes | os.PathLike[str]) -> str:
-    """Text that any stream can print: surrogates and control characters are escaped."""
-    shown = os.fsdecode(text)
-    shown = shown.encode("utf-8", "backslashreplace").decode("utf-8")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
-
-
 def note_overwritten(error: BaseException, names: Sequence[str]) -> None:
     """Say in ``error`` which tensors were overwritten in place before it struck.
 
     Its type and arguments stay; the names are also in its attribute ``overwritten``.
     """
     error.overwritten = tuple(names)  # type: ignore[attr-defined]
-    shown = ", ".join(map(repr, names[:8]))
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    text = f"already overwritten, at least in part: {shown}{more}"
+    text = f"already overwritten, at least in part: {listed(map(repr, names))}"
     if isinstance(error, StreamloadError):
         error.extend(text)
     elif hasattr(error, "add_note"):  # Python 3.11

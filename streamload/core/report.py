@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamload.core.errors import printable
 from streamload.core.specs import Shape
+from streamload.core.wording import format_bytes, plural, printable, section
 
 __all__ = [
     "ExportReport",
@@ -18,15 +17,7 @@ __all__ = [
     "format_bytes",
 ]
 
-
-def format_bytes(count: int) -> str:
-    """Bytes as people read them, in powers of 1024."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if abs(size) < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"
+_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +183,10 @@ class LoadReport:
         lines = [self.summary()]
         if verbose:
             lines += [_ledger_line(entry) for entry in self.loaded]
-        lines += _listed("missing", self.missing)
-        lines += _listed("unexpected", self.unexpected)
-        lines += _listed("shape mismatch", [str(entry) for entry in self.shape_mismatch])
-        lines += _listed("unfilled", self.unfilled)
+        lines += section("missing", self.missing, _SHOWN)
+        lines += section("unexpected", self.unexpected, _SHOWN)
+        lines += section("shape mismatch", [str(entry) for entry in self.shape_mismatch], _SHOWN)
+        lines += section("unfilled", self.unfilled, _SHOWN)
         if self.ignored:
             lines.append(f"ignored: {len(self.ignored)} stored buffers the model does not load")
         lines += [f"tied: {' = '.join(group)}" for group in self.tied]
@@ -228,13 +219,6 @@ def _ledger_line(entry: LoadedTensor) -> str:
     return f"{' + '.join(entry.sources)} → {entry.name} {list(entry.shape)} {cast}{how}"
 
 
-def _listed(title: str, names: Sequence[str], most: int = 12) -> list[str]:
-    if not names:
-        return []
-    more = [f"  … and {len(names) - most} more"] if len(names) > most else []
-    return [f"{title} ({len(names)}):", *(f"  {name}" for name in names[:most]), *more]
-
-
 @dataclass(frozen=True, slots=True)
 class ExportReport:
     """What an export or a conversion wrote."""
@@ -254,8 +238,7 @@ class ExportReport:
         """One line."""
         return (
             f"wrote {len(self.written)} tensors, {format_bytes(self.bytes_written)} in "
-            f"{len(self.files)} {'file' if len(self.files) == 1 else 'files'}, "
-            f"{self.elapsed_s:.2f} s"
+            f"{plural(len(self.files), 'file')}, {self.elapsed_s:.2f} s"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from streamload.core.dtypes import BY_NAME
+from streamload.core.options import Settings
 from streamload.core.specs import Extent, StridedCopy, TensorSpec
 from streamload.engine.chunks import Chunk, cut
-from streamload.planning.records import Plan, PlannedTensor
+from streamload.planning.records import PlannedTensor
 from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of
 
@@ -28,6 +29,7 @@ class Job:
     Attributes:
         extent: the bytes the job reads, if they lie in a file.
         nbytes: how many it reads.
+        target: number of the first destination it writes.
     """
 
     spec: TensorSpec
@@ -35,6 +37,7 @@ class Job:
 
     extent: Extent | None = field(init=False)
     nbytes: int = field(init=False)
+    target: int = field(init=False)
 
     def __post_init__(self) -> None:
         size = BY_NAME[self.spec.dtype].itemsize
@@ -42,37 +45,41 @@ class Job:
         whole = self.spec.extent
         extent = whole and Extent(whole.file, whole.offset + start * size, (stop - start) * size)
         object.__setattr__(self, "extent", extent)
+        object.__setattr__(self, "target", self.chunks[0].parts[0].target)
         object.__setattr__(self, "nbytes", sum(b.stop - b.start for b in self.chunks) * size)
 
 
 def jobs_of(
-    plan: Plan, tensors: Sequence[PlannedTensor], numbers: Mapping[str, int]
+    tensors: Sequence[PlannedTensor],
+    stored: Mapping[str, TensorSpec],
+    order: Mapping[str, int],
+    numbers: Mapping[str, int],
+    options: Settings,
 ) -> Iterator[Job]:
     """The jobs that fill ``tensors``, in the order of the files.
 
     Args:
-        plan: where the stored tensors' specs and the sizes of blocks come from.
         tensors: targets without arithmetic.
+        stored: the stored tensors' specs.
+        order: stored name → its place in the files.
         numbers: target name → number of its destination.
+        options: bounds of what is read and staged at once.
     """
     by_source: dict[str, list[tuple[int, StridedCopy]]] = {}
-    dtypes: dict[str, int] = {}
+    itemsizes: dict[str, int] = {}
     for tensor in tensors:
         for copy in tensor.copies:
             by_source.setdefault(copy.stored_name, []).append((numbers[tensor.name], copy))
             size = BY_NAME[tensor.dtype].itemsize
-            dtypes[copy.stored_name] = max(size, dtypes.get(copy.stored_name, 0))
-    options = plan.options
-    for name, spec in plan.stored.items():
-        if name not in by_source:
-            continue
-        itemsize = BY_NAME[spec.dtype].itemsize
+            itemsizes[copy.stored_name] = max(size, itemsizes.get(copy.stored_name, 0))
+    for name in sorted(by_source, key=order.__getitem__):
+        spec = stored[name]
         chunks = cut(
             by_source[name],
-            itemsize=itemsize,
+            itemsize=BY_NAME[spec.dtype].itemsize,
             chunk_bytes=options.chunk_bytes,
             staging_bytes=options.staging_bytes,
-            staged_itemsize=dtypes[name],
+            staged_itemsize=itemsizes[name],
         )
         if spec.extent is None:
             yield Job(spec, tuple(chunks))

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 
 from streamload.core.errors import CheckpointError
+from streamload.engine.groups import GroupFeed
 from streamload.engine.jobs import Job, JobQueue, Reader
-from streamload.engine.lanes.base import Destination, Lane, LaneWorker
+from streamload.engine.lanes.base import Lane, LaneWorker
 from streamload.engine.threads import use_one_torch_thread
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
 from streamload.system.threads import end_thread
 
-__all__ = ["WorkerPool", "Gate"]
+__all__ = ["WorkerPool"]
 
 _POLL_S = 0.05
-
-
-class Gate(Protocol):
-    """Holds workers back while what they would fill has no memory yet."""
-
-    def admit(self, job: Job) -> bool:
-        """Wait for the job's turn; False if the work was stopped meanwhile."""
-
-    def stop(self) -> None:
-        """Wake all that wait: the work is stopped."""
 
 
 class WorkerPool:
@@ -38,10 +28,9 @@ class WorkerPool:
         source: read by all workers.
         lane: gives each worker its buffers.
         queue: jobs in the order they are to be done.
-        destinations: destinations by number.
+        feed: asked before each job, which must have memory.
         done: called after each job, under no lock, from the worker; True calls for ``tick``.
         release: give the page cache back behind the workers.
-        gate: asked before each job.
     """
 
     def __init__(
@@ -49,19 +38,17 @@ class WorkerPool:
         source: Source,
         lane: Lane,
         queue: JobQueue,
-        destinations: Sequence[Destination],
+        feed: GroupFeed,
         *,
         done: Callable[[Job], bool],
         release: bool = False,
-        gate: Gate | None = None,
     ) -> None:
         self._source = source
         self._lane = lane
         self._queue = queue
-        self._sinks = destinations
+        self._feed = feed
         self._done = done
         self._release = release
-        self._gate = gate
         self._stop = threading.Event()
         self._news = threading.Condition()
         self._has_news = False
@@ -106,8 +93,7 @@ class WorkerPool:
 
     def _halt(self) -> None:
         self._stop.set()
-        if self._gate is not None:
-            self._gate.stop()
+        self._feed.stop()
 
     def _work(self) -> None:
         try:
@@ -119,7 +105,7 @@ class WorkerPool:
                         job, due = self._queue.take()
                         for extent in due:
                             self._source.prefetch(extent)
-                        if job is None or not (self._gate is None or self._gate.admit(job)):
+                        if job is None or not self._feed.admit(job):
                             return
                         self._carry(job, worker)
             finally:
@@ -140,8 +126,8 @@ class WorkerPool:
         try:
             for chunk in job.chunks:
                 for part in chunk.parts:
-                    self._sinks[part.target].touched = True
-                worker.carry(chunk, dtype, read, self._sinks)
+                    self._feed.destinations[part.target].touched = True
+                worker.carry(chunk, dtype, read, self._feed.destinations)
         except CheckpointError as error:
             if error.tensor is None:
                 raise CheckpointError(

@@ -5,40 +5,57 @@ from __future__ import annotations
 from dataclasses import replace
 
 from streamload.core.dtypes import BY_NAME
-from streamload.core.errors import MemoryBudgetError, printable
-from streamload.core.options import Settings
-from streamload.core.report import format_bytes
+from streamload.core.errors import MemoryBudgetError
 from streamload.core.specs import numel
+from streamload.core.wording import format_bytes, printable
 from streamload.planning import Plan
 from streamload.system.memory import available_memory
 
-__all__ = ["check_memory", "is_cache_in_the_way"]
+__all__ = ["check_memory", "is_cache_in_the_way", "measured", "ways_out"]
 
 _MARGIN_BYTES = 128 << 20
 
 
-def check_memory(plan: Plan, settings: Settings, *, refuse: bool = True) -> Plan:
-    """The plan with what is available filled in.
-
-    Raises:
-        MemoryBudgetError: it does not fit, ``refuse`` is set and ``check_memory`` was not turned
-            off; the message says which option would fit.
-    """
+def measured(plan: Plan) -> Plan:
+    """The plan with what memory there is now."""
     there = available_memory()
     memory = replace(plan.memory, available_bytes=there.bytes, limit=there.limit)
-    plan = replace(plan, report=replace(plan.report, memory=memory))
-    if refuse and settings.check_memory and memory.needed_bytes > there.bytes:
+    return replace(plan, memory=memory)
+
+
+def check_memory(plan: Plan) -> None:
+    """Refuse a plan that does not fit; of host memory by what was measured, of devices by asking.
+
+    Raises:
+        MemoryBudgetError: it does not fit; the message says which option would.
+    """
+    memory, options = plan.memory, plan.options
+    if memory.needed_bytes > memory.available_bytes:
         raise MemoryBudgetError(
-            f"{printable(plan.report.source)}: needs {format_bytes(memory.needed_bytes)}, but "
-            f"{format_bytes(there.bytes)} are available ({there.limit} limit); {ways_out(plan)}",
+            f"{printable(plan.source)}: needs {format_bytes(memory.needed_bytes)}, but "
+            f"{format_bytes(memory.available_bytes)} are available ({memory.limit} limit); "
+            f"{'; '.join(ways_out(plan))}",
             needed_bytes=memory.needed_bytes,
-            available_bytes=there.bytes,
-            limit=there.limit,
+            available_bytes=memory.available_bytes,
+            limit=memory.limit,
         )
-    # What on_layer makes of its tensors is not known.
-    if refuse and settings.check_memory and settings.on_layer is None:
-        _check_devices(plan)
-    return plan
+    needed: dict[str, int] = {}
+    for tensor in plan.tensors if options.on_layer is None else ():  # what that makes is not known
+        if tensor.is_new and tensor.device.partition(":")[0] == "cuda":
+            size = numel(tensor.shape) if tensor.name in plan.quantized else tensor.nbytes
+            needed[tensor.device] = needed.get(tensor.device, 0) + size
+    for device, size in needed.items():
+        from streamload.engine.lanes.cuda import free_bytes
+
+        there = free_bytes(device)
+        if size > there:
+            raise MemoryBudgetError(
+                f"{printable(plan.source)}: needs {format_bytes(size)} on {device}, which "
+                f"has {format_bytes(there)} left; check_memory=False tries all the same",
+                needed_bytes=size,
+                available_bytes=there,
+                limit="device",
+            )
 
 
 def is_cache_in_the_way(plan: Plan) -> bool:
@@ -56,29 +73,7 @@ def is_cache_in_the_way(plan: Plan) -> bool:
     return memory.limit == "cgroup" and wanted > memory.available_bytes
 
 
-def _check_devices(plan: Plan) -> None:
-    """Raise MemoryBudgetError for a CUDA device that has no room for its tensors."""
-    int8 = {entry.name for entry in plan.report.loaded if entry.dtype == "int8"}
-    needed: dict[str, int] = {}
-    for tensor in plan.tensors:
-        if tensor.is_new and tensor.device.partition(":")[0] == "cuda":
-            size = numel(tensor.shape) if tensor.name in int8 else tensor.nbytes
-            needed[tensor.device] = needed.get(tensor.device, 0) + size
-    for device, size in needed.items():
-        from streamload.engine.lanes.cuda import free_bytes
-
-        there = free_bytes(device)
-        if size > there:
-            raise MemoryBudgetError(
-                f"{printable(plan.report.source)}: needs {format_bytes(size)} on {device}, which "
-                f"has {format_bytes(there)} left; check_memory=False tries all the same",
-                needed_bytes=size,
-                available_bytes=there,
-                limit="device",
-            )
-
-
-def ways_out(plan: Plan) -> str:
+def ways_out(plan: Plan) -> list[str]:
     """Which options would fit, in words."""
     memory = plan.memory
     wide = [t for t in plan.tensors if t.is_new and BY_NAME[t.dtype].itemsize > 2]
@@ -96,4 +91,4 @@ def ways_out(plan: Plan) -> str:
             "convert writes a file that can be mapped as it is)"
         )
     ways.append("check_memory=False tries all the same")
-    return "; ".join(ways)
+    return ways

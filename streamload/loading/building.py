@@ -1,42 +1,34 @@
-"""From a path and options to a plan: the model or module, its name table, what else is asked."""
+"""An empty reference model for a checkpoint, and the job of loading it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from streamload.core.errors import PlanError, printable
+from streamload.core.errors import PlanError
 from streamload.core.options import Settings
-from streamload.loading.budget import check_memory
-from streamload.loading.configuration import config_of, find_config, refuse_too_many_layers
-from streamload.loading.preparing import prepare
-from streamload.mapping.binding import Mapper
-from streamload.mapping.choose import choose_mapper
+from streamload.core.wording import printable
+from streamload.loading.configuration import find_config, refuse_too_many_layers
+from streamload.loading.resolving import Job, resolve
 from streamload.mapping.chosen_layers import LayersError, select_layers
 from streamload.mapping.registry import build_model
-from streamload.module.commit import targets_of
 from streamload.module.empty_weights import empty_weights
-from streamload.planning import Plan, Targets, build_plan
 from streamload.sources.base import Source
 
-__all__ = ["Built", "build", "config_for", "mapper_for", "plan_open"]
+__all__ = ["build"]
 
 
-@dataclass(frozen=True)
-class Built:
-    """An empty reference model; ``config`` is its own, ``file_config`` that of all layers."""
+def build(source: Source, settings: Settings) -> tuple[nn.Module, dict[str, Any], Job]:
+    """The empty reference model, its configuration, and its load.
 
-    model: nn.Module
-    config: dict[str, Any]
-    file_config: dict[str, Any]
-    settings: Settings
-    notices: tuple[str, ...]
+    The model and its configuration are of just the chosen layers, if some are chosen.
 
-
-def build(source: Source, settings: Settings) -> Built:
-    """The empty reference model; of just the chosen layers if some are chosen."""
+    Raises:
+        CheckpointError: there is no configuration, or none of a model here.
+        PlanError: no model can be built of it.
+    """
     file_config, notices = find_config(source)
     config = file_config
     refuse_too_many_layers(file_config, source, settings.layers)
@@ -53,45 +45,5 @@ def build(source: Source, settings: Settings) -> Built:
         first = str(error).partition("\n")[0]
         text = printable(f"{source.path}: config.json: {first}")
         raise PlanError(text) from error
-    return Built(model, config, file_config, settings, notices)
-
-
-def config_for(mapping: str | Mapper, source: Source) -> dict[str, Any] | None:
-    """The configuration, which a mapping of the caller's own does not need."""
-    return config_of(source)[0] if isinstance(mapping, str) else None
-
-
-def mapper_for(
-    mapping: str | Mapper,
-    config: dict[str, Any] | None,
-    source: Source,
-    targets: Targets | None,
-    settings: Settings,
-) -> Mapper | None:
-    """The map to bind names by; None for equal names (and known wrappers)."""
-    if isinstance(mapping, str):
-        if mapping != "auto":
-            raise ValueError(f"mapping must be 'auto' or a map, not {mapping!r}")
-        return choose_mapper(config, source.catalog, targets, prefix=settings.prefix)
-    return mapping
-
-
-def plan_open(
-    module: nn.Module,
-    source: Source,
-    settings: Settings,
-    config: dict[str, Any] | None,
-    mapping: str | Mapper,
-) -> Plan:
-    """The plan of a load into ``module``; it may be refused, and memory may be too little.
-
-    Raises:
-        PlanError: the module holds tensors that cannot be loaded at all.
-    """
-    try:
-        targets = targets_of(module)
-    except PlanError as error:
-        raise PlanError(f"{printable(source.path)}: {error}") from error
-    mapper = mapper_for(mapping, config, source, targets, settings)
-    made = build_plan(source.catalog, mapper, targets, settings, source=source.path)
-    return check_memory(prepare(made, module, settings), settings, refuse=False)
+    job = resolve(source, model, settings, file_config, notices=notices)
+    return model, config, job

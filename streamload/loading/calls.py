@@ -1,9 +1,8 @@
-"""``load``, ``load_into``, ``load_state_dict``, ``plan``."""
+"""``load``, ``load_into``, ``load_state_dict``, ``plan``: a few lines each over the same steps."""
 
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,33 +10,22 @@ import torch
 from torch import nn
 from typing_extensions import Unpack
 
-from streamload.core.errors import PlanError, note_overwritten
-from streamload.core.options import LoadOptions, Settings, settings_from
+from streamload.core.errors import PlanError
+from streamload.core.options import LoadOptions, settings_from
 from streamload.core.report import LoadReport
-from streamload.engine.execute import Execution, execute
-from streamload.engine.lanes.choice import lane_for
-from streamload.engine.lanes.cuda import CudaMeter
-from streamload.engine.on_layer import OnLayer
-from streamload.loading.budget import check_memory, is_cache_in_the_way
-from streamload.loading.building import build, config_for, mapper_for, plan_open
-from streamload.loading.preparing import hook_for, prepare
+from streamload.loading.budget import measured
+from streamload.loading.building import build
+from streamload.loading.configuration import config_of
+from streamload.loading.resolving import plan_load, resolve
+from streamload.loading.running import Run, run
 from streamload.mapping.binding import Mapper
-from streamload.module.commit import OnAssign, commit, existing_tensors
-from streamload.planning import Plan, build_plan
-from streamload.saving.cache.through import cache_settings, through_cache
+from streamload.module.commit import OnAssign
+from streamload.planning import Plan
 from streamload.sources.base import Source
 from streamload.sources.detect import open_layers
 from streamload.system.gc_pause import without_collections
-from streamload.system.memory import MemoryPeaks, PeakSampler
 
-__all__ = [
-    "Loaded",
-    "load",
-    "load_into",
-    "load_state_dict",
-    "plan",
-    "plan_checkpoint",
-]
+__all__ = ["Loaded", "load", "load_into", "load_state_dict", "plan", "plan_checkpoint"]
 
 # Making a model of some hundred modules is enough to set off a full collection, which walks all
 # of torch: as long as the rest of a mapped load. Nothing here leaves cycles behind.
@@ -73,25 +61,13 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
     """
     settings = settings_from(options)
     # A mapped load is made of small records and nothing else; a streamed one may take its time.
-    with without_collections(_MANY if settings.mode == "map" else 0):
-        return _load(path, settings)
-
-
-def _load(path: str | os.PathLike[str], settings: Settings) -> Loaded:
-    with open_layers(path, settings.layers) as source:
-        built = build(source, settings)
-        report = _load_open(
-            built.model,
-            source,
-            built.settings,
-            config=built.file_config,
-            mapping="auto",
-            on_assign=None,
-        )
-    report = replace(report, notices=(*built.notices, *report.notices))
+    pause = without_collections(_MANY if settings.mode == "map" else 0)
+    with pause, open_layers(path, settings.layers) as source:
+        model, config, job = build(source, settings)
+        report = run(job).commit()
     # What an export writes as config.json: the model's own configuration has not all fields.
-    built.model.published_config = built.config  # type: ignore[assignment]
-    return Loaded(built.model.eval(), report, built.config)
+    model.published_config = config  # type: ignore[assignment]
+    return Loaded(model.eval(), report, config)
 
 
 def load_into(
@@ -124,14 +100,8 @@ def load_into(
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
     with open_layers(path, settings.layers) as source:
-        return _load_open(
-            module,
-            source,
-            settings,
-            config=config_for(mapping, source),
-            mapping=mapping,
-            on_assign=on_assign,
-        )
+        job = resolve(source, module, settings, _config(mapping, source), mapping)
+        return run(job).commit(on_assign)
 
 
 def load_state_dict(
@@ -150,20 +120,8 @@ def load_state_dict(
     """
     settings = settings_from(options)
     with open_layers(path, settings.layers) as source:
-        mapper = mapper_for(mapping, config_for(mapping, source), source, None, settings)
-        settings = cache_settings(settings, is_empty=True)
-        made = build_plan(source.catalog, mapper, None, settings, source=source.path)
-        made = prepare(made, None, settings)
-        made.raise_if_refused()
-        made, run = _carry_out(made, source, settings, {}, settings.on_layer)
-        if run.modules:
-            raise PlanError("on_layer returned a module, but load_state_dict has no module")
-        tensors = {t.name: run.tensors[t.name] for t in made.tensors}
-        for group in made.report.tied:
-            held = next((tensors[name] for name in group if name in tensors), None)
-            if held is not None:
-                tensors.update(dict.fromkeys(group, held))
-        return tensors
+        job = resolve(source, None, settings, _config(mapping, source), mapping)
+        return _by_name(run(job))
 
 
 def plan(
@@ -181,120 +139,29 @@ def plan(
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
     with open_layers(path, settings.layers) as source:
-        return plan_open(module, source, settings, config_for(mapping, source), mapping)
+        job = resolve(source, module, settings, _config(mapping, source), mapping)
+        return measured(plan_load(job))
 
 
 def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Plan:
     """What ``load`` would do; reads headers only."""
     settings = settings_from(options)
     with open_layers(path, settings.layers) as source:
-        built = build(source, settings)
-        made = plan_open(built.model, source, built.settings, built.file_config, "auto")
-    notices = (*built.notices, *made.report.notices)
-    return replace(made, report=replace(made.report, notices=notices))
+        return measured(plan_load(build(source, settings)[2]))
 
 
-def _load_open(
-    module: nn.Module,
-    source: Source,
-    settings: Settings,
-    *,
-    config: dict[str, Any] | None,
-    mapping: str | Mapper,
-    on_assign: OnAssign | None,
-) -> LoadReport:
-    start_s = time.perf_counter()
-    settings = cache_settings(settings, is_empty=any(p.is_meta for p in module.parameters()))
-    made = plan_open(module, source, settings, config, mapping)
-    made.raise_if_refused()
-    existing = existing_tensors(module, made)
-    on_layer = hook_for(made, module, settings)
-    meter = CudaMeter(t.device for t in made.tensors)
-    with PeakSampler() as sampler:
-        followed, run = _carry_out(made, source, settings, existing, on_layer)
-    elapsed_s = time.perf_counter() - start_s
-    report = _report(followed, run, sampler.peaks, meter.peak_bytes(), elapsed_s)
-    try:
-        # Last of all: what is raised behind it would find the module changed.
-        commit(
-            module,
-            made,
-            run.tensors,
-            modules=run.modules,
-            given=run.given,
-            on_assign=on_assign,
-        )
-    except BaseException as error:
-        if run.overwritten:
-            note_overwritten(error, run.overwritten)
-        raise
-    return report
+def _config(mapping: str | Mapper, source: Source) -> dict[str, Any] | None:
+    """The configuration, which a mapping of the caller's own does not need."""
+    return config_of(source)[0] if isinstance(mapping, str) else None
 
 
-def _carry_out(
-    made: Plan,
-    source: Source,
-    settings: Settings,
-    existing: dict[str, torch.Tensor],
-    on_layer: OnLayer | None,
-) -> tuple[Plan, Execution]:
-    """Carry a plan out if it fits in memory; from the cache if that is asked for.
-
-    Returns:
-        The plan that was followed, with what memory there is, and what came of it.
-    """
-    if not settings.cache:
-        made = check_memory(made, settings)
-        return made, _execute(made, source, settings, existing, on_layer)
-
-    def checked(plan: Plan, plan_source: Source) -> Execution:
-        fitting = check_memory(plan, settings)
-        return _execute(fitting, plan_source, settings, existing, on_layer)
-
-    made, run = through_cache(made, source, settings, checked)
-    return check_memory(made, settings, refuse=False), run
-
-
-def _execute(
-    made: Plan,
-    source: Source,
-    settings: Settings,
-    existing: dict[str, torch.Tensor],
-    on_layer: OnLayer | None,
-) -> Execution:
-    # Neither a caller's inference mode nor its default device may reach the tensors made here.
-    with torch.inference_mode(mode=False), torch.device("cpu"):
-        return execute(
-            made,
-            source,
-            lane_for(
-                (t.device for t in made.tensors),
-                chunk_bytes=settings.chunk_bytes,
-                passing=on_layer is not None,
-            ),
-            existing=existing,
-            progress=settings.progress,
-            release=is_cache_in_the_way(made),
-            on_layer=on_layer,
-        )
-
-
-def _report(
-    made: Plan, run: Execution, peaks: MemoryPeaks, device_bytes: int, elapsed_s: float
-) -> LoadReport:
-    memory = replace(
-        made.report.memory,
-        peak_rss_bytes=max(peaks.rss_bytes, 0),
-        peak_anonymous_bytes=max(peaks.anonymous_bytes, 0),
-        peak_file_bytes=max(peaks.file_bytes, 0),
-        peak_device_bytes=device_bytes,
-    )
-    return replace(
-        made.report,
-        notices=(*made.report.notices, *run.notices),
-        bytes_read=run.bytes_read,
-        bytes_written=run.bytes_written,
-        bytes_mapped=sum(t.nbytes for t in made.tensors if t.mapped is not None),
-        elapsed_s=elapsed_s,
-        memory=memory,
-    )
+def _by_name(run: Run) -> dict[str, torch.Tensor]:
+    """A run's tensors in the file's order, each under all of its names."""
+    if run.done.modules:
+        raise PlanError("on_layer returned a module, but load_state_dict has no module")
+    tensors = {t.name: run.done.tensors[t.name] for t in run.plan.tensors}
+    for group in run.plan.tied:
+        tensor = next((tensors[name] for name in group if name in tensors), None)
+        if tensor is not None:
+            tensors.update(dict.fromkeys(group, tensor))
+    return tensors

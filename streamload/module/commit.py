@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from streamload.core.dtypes import BY_TORCH_NAME
 from streamload.core.errors import PlanError
+from streamload.engine.on_layer import Replacements
 from streamload.planning.devices import device_of
 from streamload.planning.records import Plan, Targets, TargetSpec
 
@@ -165,12 +166,9 @@ class _Change:
 def commit(
     module: nn.Module,
     plan: Plan,
-    tensors: Mapping[str, torch.Tensor],
+    loaded: Replacements,
     *,
-    modules: Mapping[str, nn.Module] | None = None,
-    given: Collection[str] = (),
     on_assign: OnAssign | None = None,
-    before: Callable[[], object] | None = None,
 ) -> None:
     """Put all new tensors in their place at once; on any exception the module is as it was.
 
@@ -180,21 +178,17 @@ def commit(
     Args:
         module: the module the plan was made for.
         plan: what goes where.
-        tensors: new tensors by target name.
-        modules: modules that take the place of those of these names.
-        given: names of ``tensors`` that come from the caller: their own class is kept.
+        loaded: new tensors by target name, and modules that take the place of those of their
+            names; of tensors that come from the caller their own class is kept.
         on_assign: called with (stored name, module name) before each assignment.
-        before: called once everything is prepared, before the first assignment.
 
     Raises:
-        PlanError: ``modules`` names one there is not; nothing was changed.
+        PlanError: a module of ``loaded`` has no place; nothing was changed.
     """
-    changes = _changes(module, plan, tensors, given) + _swaps(module, modules or {})
+    changes = _changes(module, plan, loaded) + _swaps(module, loaded.modules)
     sources = {t.name: [plan.stored[s].name for s in t.sources] for t in plan.tensors}
     done: list[_Change] = []
     try:
-        if before is not None:
-            before()
         for change in changes:
             if on_assign is not None:
                 for stored in sources.get(change.name, ()):
@@ -231,8 +225,7 @@ def _swaps(module: nn.Module, modules: Mapping[str, nn.Module]) -> list[_Change]
 def _changes(
     module: nn.Module,
     plan: Plan,
-    tensors: Mapping[str, torch.Tensor],
-    given: Collection[str],
+    loaded: Replacements,
 ) -> list[_Change]:
     planned_of = {n: t.name for t in plan.tensors for n in (t.name, *t.aliases)}
     wrapped: dict[str, Any] = {}
@@ -241,10 +234,10 @@ def _changes(
         table = _table(owner, kind)
         old = table[attribute]
         primary = planned_of.get(name, "")
-        if primary in tensors:
+        if primary in loaded.tensors:
             if primary not in wrapped:
-                like = _given_like if primary in given else _like
-                wrapped[primary] = like(old, tensors[primary])
+                like = _given_like if primary in loaded.replaced else _like
+                wrapped[primary] = like(old, loaded.tensors[primary])
             changes.append(_Change(table, attribute, name, old, wrapped[primary], owner))
         elif kind == "buffer" and not old.is_meta and name not in planned_of:
             moved = _moved(old, name, plan)

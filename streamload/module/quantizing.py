@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,12 +22,14 @@ from torch import nn
 
 from streamload.core.errors import MissingExtraError
 from streamload.core.specs import numel
-from streamload.engine.on_layer import AHEAD, OnLayer, in_blocks
+from streamload.core.wording import plural
+from streamload.engine.groups import AHEAD, in_layers
+from streamload.engine.on_layer import OnLayer
 from streamload.engine.threads import use_one_torch_thread
 from streamload.planning.records import Plan, PlannedTensor
 from streamload.system.pages import empty_pages
 
-__all__ = ["Quantizer", "quantizer_for"]
+__all__ = ["quantized_plan", "quantizing"]
 
 # What torchao takes and gives back as the weight's own dtype.
 _DTYPES = ("F32", "F16", "BF16")
@@ -37,70 +39,8 @@ _ROW_BYTES = 5  # a float32 scale and an int8 zero point
 _NOISY = ("torchao", "torch")
 
 
-@dataclass(frozen=True)
-class Quantizer:
-    """Quantises the weights of a plan as they come.
-
-    Attributes:
-        names: target names of the weights that are quantised.
-        workers: threads that do so where the weights are in host memory.
-    """
-
-    names: frozenset[str]
-    workers: int
-
-    def wrap(self, on_layer: OnLayer | None) -> OnLayer:
-        """An ``on_layer`` that lets the caller's own go first, and leaves alone what it gives."""
-
-        def quantize(layer: int | None, tensors: dict[str, torch.Tensor]) -> object:
-            given = None if on_layer is None else on_layer(layer, dict(tensors))
-            if given is not None and not isinstance(given, dict):
-                return given  # refused where the answer is read
-            made: dict[str, object] = dict(given or {})
-            swapped = tuple(f"{name}." for name, v in made.items() if isinstance(v, nn.Module))
-            todo = {
-                name: tensor
-                for name, tensor in tensors.items()
-                if name in self.names and name not in made and not name.startswith(swapped)
-            }
-            return made | _all_quantized(todo, self.workers)
-
-        return quantize
-
-    def refine(self, plan: Plan) -> Plan:
-        """The plan with the memory, the ledger and a notice of what is quantised."""
-        report = plan.report
-        here = [t for t in plan.tensors if t.name in self.names and t.device == "cpu"]
-        saved = sum(map(_saved_bytes, here))
-        waiting = sorted(sum(t.nbytes for t in part) for _, part in in_blocks(here))
-        needed = (
-            report.memory.needed_bytes
-            - saved
-            + sum(waiting[-AHEAD:])
-            + 4 * _PANEL_ELEMENTS * self.workers
-        )
-        loaded = tuple(
-            replace(entry, dtype="int8") if entry.name in self.names else entry
-            for entry in report.loaded
-        )
-        count = len(self.names)
-        notice = (
-            f"{count} linear layer{'s' if count != 1 else ''} quantised to int8 (weight only, one "
-            f"scale for each output channel); all else is {report.dtype or 'of mixed dtypes'}"
-        )
-        return replace(
-            plan,
-            report=replace(
-                report,
-                loaded=loaded,
-                notices=(*report.notices, notice),
-                memory=replace(report.memory, needed_bytes=needed),
-            ),
-        )
-
-
-def quantizer_for(module: nn.Module, plan: Plan) -> Quantizer:
-    """What ``quantize="int8"`` makes of a module's plan; imports torchao.
+def quantized_plan(plan: Plan, module: nn.Module) -> Plan:
+    """The plan with its linear weights as int8, and what that needs of memory; imports torchao.
 
     A weight that is also something else's (a head tied to the embedding) is left as it is.
 
@@ -113,18 +53,56 @@ def quantizer_for(module: nn.Module, plan: Plan) -> Quantizer:
         for attribute in owner._parameters:
             is_weight = isinstance(owner, nn.Linear) and attribute == "weight"
             linear[f"{path}.{attribute}" if path else attribute] = is_weight
-    return Quantizer(
-        frozenset(
-            t.name
-            for t in plan.tensors
-            if t.is_new
-            and t.dtype in _DTYPES
-            and len(t.shape) == 2
-            and numel(t.shape)
-            and all(linear.get(name, False) for name in (t.name, *t.aliases))
-        ),
-        plan.options.workers,
+    weights = [
+        t
+        for t in plan.tensors
+        if t.is_new
+        and t.dtype in _DTYPES
+        and len(t.shape) == 2
+        and numel(t.shape)
+        and all(linear.get(name, False) for name in (t.name, *t.aliases))
+    ]
+    if not weights:
+        return plan.refused("quantize finds no linear layer (torch.nn.Linear) to quantise")
+    here = [t for t in weights if t.device == "cpu"]
+    waiting = sorted(sum(t.nbytes for t in group.tensors) for group in in_layers(here))
+    needed = (
+        plan.memory.needed_bytes
+        - sum(map(_saved_bytes, here))
+        + sum(waiting[-AHEAD:])
+        + 4 * _PANEL_ELEMENTS * plan.options.workers
     )
+    return replace(
+        plan,
+        quantized=frozenset(t.name for t in weights),
+        memory=replace(plan.memory, needed_bytes=needed),
+    ).noticed(
+        f"{plural(len(weights), 'linear layer')} quantised to int8 (weight only, one scale for "
+        f"each output channel); all else is {plan.dtype or 'of mixed dtypes'}"
+    )
+
+
+def quantizing(plan: Plan, on_layer: OnLayer | None) -> OnLayer:
+    """An ``on_layer`` that quantises what the plan says.
+
+    It lets the caller's own go first, and leaves alone what that gives.
+    """
+
+    def quantize(layer: int | None, tensors: dict[str, torch.Tensor]) -> object:
+        returned = None if on_layer is None else on_layer(layer, dict(tensors))
+        if returned is not None and not isinstance(returned, dict):
+            return returned  # refused where the answer is read
+        replacements: dict[str, object] = dict(returned or {})
+        modules = [name for name, value in replacements.items() if isinstance(value, nn.Module)]
+        swapped = tuple(f"{name}." for name in modules)
+        weights = {
+            name: tensor
+            for name, tensor in tensors.items()
+            if name in plan.quantized and name not in replacements and not name.startswith(swapped)
+        }
+        return replacements | _all_quantized(weights, plan.options.workers)
+
+    return quantize
 
 
 def _all_quantized(weights: dict[str, torch.Tensor], workers: int) -> dict[str, nn.Parameter]:

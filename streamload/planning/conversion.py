@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streamload.core.dtypes import BY_NAME
 from streamload.core.options import Settings
-from streamload.core.report import LoadedTensor
 from streamload.core.specs import Catalog, TensorSpec
 from streamload.mapping.choose import choose_mapper
 from streamload.mapping.common import layer_of
@@ -17,12 +15,11 @@ from streamload.mapping.rules import NameMap, Rule
 from streamload.mapping.transforms import Identity
 from streamload.planning.build import build_plan
 from streamload.planning.composing import compose
+from streamload.planning.explaining import listed
 from streamload.planning.inverse import build_export_plan
-from streamload.planning.problems import listed
 from streamload.planning.records import (
     Comparison,
     Plan,
-    PlannedTensor,
     Targets,
     TargetSpec,
 )
@@ -69,7 +66,7 @@ def plan_conversion(
         plan = build_plan(catalog, None, None, options, source=source)
         kind = f"model_type {config.get('model_type')!r}" if config else "it: no config.json"
         notice = f"no name table for {kind}; names and layout are kept as stored"
-        return Conversion(_with_notices(plan, [notice]), "stored", config)
+        return Conversion(plan.noticed(notice), "stored", config)
     stored_map = choose_mapper(config, catalog, None)
     if names == "published" and stored_map == table:
         return Conversion(_renamed(catalog, table, options, source), names, config)
@@ -97,7 +94,7 @@ def _local_plan(
     catalog: Catalog, mapper: NameMap, table: NameMap, options: Settings, source: str
 ) -> Plan:
     plan = build_plan(catalog, mapper, None, options, source=source)
-    return _tied(_with_notices(plan, _left_out(plan)), table.ties)
+    return _tied(plan.noticed(*_left_out(plan)), table.ties)
 
 
 def _unchanged(table: NameMap) -> NameMap:
@@ -120,8 +117,7 @@ def _renamed(catalog: Catalog, table: NameMap, options: Settings, source: str) -
         return None if rule.ignores else rule.source_templates[at].fill(layer=values.get("layer"))
 
     plan = build_plan(catalog, canonical, None, options, source=source)
-    report = replace(plan.report, model_type=table.model_type)
-    plan = _with_notices(replace(plan, report=report), _left_out(plan))
+    plan = replace(plan, model_type=table.model_type).noticed(*_left_out(plan))
     published = {local: _published_names(table, local) for group in table.ties for local in group}
     return _tied(plan, [[n for local in g for n in published[local]] for g in table.ties])
 
@@ -143,19 +139,15 @@ def _published(local: Plan, table: NameMap) -> Plan:
         for t in local.tensors
     )
     stored = {
-        name: TensorSpec(name, spec.dtype, spec.shape, local.report.source)
+        name: TensorSpec(name, spec.dtype, spec.shape, local.source)
         for spec in specs
         for name in spec.names
     }
     first |= {name: first[g] for g, names in aliases.items() for name in names}
     options = local.options
-    back = build_export_plan(stored, table, Targets(specs), options, source=local.report.source)
+    back = build_export_plan(stored, table, Targets(specs), options, source=local.source)
     tensors, problems = compose(first, back.tensors, options.dtype)
-    problems = [*back.problems, *problems]
-    made = replace(
-        local, tensors=tuple(tensors), report=replace(local.report, problems=tuple(problems))
-    )
-    return _with_entries(made)
+    return replace(local, tensors=tuple(tensors)).with_findings(*back.findings).refused(*problems)
 
 
 def _tied(plan: Plan, groups: _Groups) -> Plan:
@@ -181,39 +173,13 @@ def _tied(plan: Plan, groups: _Groups) -> Plan:
                 (group[0] if name == held[0] else name): tensor for name, tensor in tensors.items()
             }
             tensors[group[0]] = replace(kept, name=group[0])
-    report = replace(plan.report, problems=(*plan.report.problems, *problems))
-    made = replace(
-        plan, tensors=tuple(tensors.values()), comparisons=tuple(comparisons), report=report
-    )
-    return _with_notices(_with_entries(made), notices)
+    plan = replace(plan, tensors=tuple(tensors.values()), comparisons=tuple(comparisons))
+    return plan.refused(*problems).noticed(*notices)
 
 
 def _left_out(plan: Plan) -> list[str]:
-    ignored = plan.report.ignored
+    ignored = plan.ignored
     if not ignored:
         return []
     names = listed(map(repr, ignored), 4)
     return [f"{len(ignored)} stored buffers that no model loads are left out: {names}"]
-
-
-def _with_notices(plan: Plan, notices: Sequence[str]) -> Plan:
-    return replace(plan, report=replace(plan.report, notices=(*plan.report.notices, *notices)))
-
-
-def _with_entries(plan: Plan) -> Plan:
-    """The report's ledger made anew from the plan's tensors."""
-    return replace(
-        plan, report=replace(plan.report, loaded=tuple(_entry(plan, t) for t in plan.tensors))
-    )
-
-
-def _entry(plan: Plan, tensor: PlannedTensor) -> LoadedTensor:
-    stored = "+".join(BY_NAME[d].torch_name or d for d in tensor.stored_dtype.split("+"))
-    return LoadedTensor(
-        tuple(plan.stored[name].name for name in tensor.sources),
-        tensor.name,
-        stored,
-        BY_NAME[tensor.dtype].torch_name or tensor.dtype,
-        tensor.shape,
-        tensor.transform,
-    )

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 
 from streamload.core.dtypes import BY_NAME, DType
 from streamload.core.options import Settings
-from streamload.core.report import LoadedTensor, LoadReport
 from streamload.core.specs import Shape, StridedCopy, TensorSpec, contiguous_strides, numel
 from streamload.mapping.applying import apply
 from streamload.mapping.layout import Layout, LayoutError, inverse
 from streamload.mapping.rules import NameMap, Rule
-from streamload.planning.problems import listed
+from streamload.planning.explaining import listed
+from streamload.planning.gaps import layer_problem
 from streamload.planning.records import Plan, PlannedTensor, Targets
-from streamload.planning.summary import layer_problem
 
 __all__ = ["build_export_plan"]
 
@@ -63,14 +62,15 @@ def build_export_plan(
         left = [s.names[0] for s in wanted if not builder.used.intersection(s.names)]
         if left:
             builder.problems.append(f"the name table has no place for {listed(map(repr, left))}")
-    report = LoadReport(
-        source=source,
-        model_type=name_map.model_type if name_map else None,
-        dtype=options.dtype.torch_name if options.dtype else None,
-        loaded=tuple(_entry(t) for t in builder.placed),
-        problems=tuple(builder.problems),
-    )
-    return Plan(tuple(builder.placed), (), report, options, stored)
+    return Plan(
+        tuple(builder.placed),
+        (),
+        options,
+        stored,
+        source,
+        name_map.model_type if name_map else None,
+        options.dtype.torch_name if options.dtype else None,
+    ).refused(*builder.problems)
 
 
 def _plain(builder: _ExportBuilder, name: str) -> None:
@@ -175,10 +175,3 @@ def _planned(
 
 def _cast(stored: DType, wanted: DType | None) -> DType:
     return wanted if wanted is not None and stored.is_floating else stored
-
-
-def _entry(planned: PlannedTensor) -> LoadedTensor:
-    names = [BY_NAME[d].torch_name or d for d in (planned.stored_dtype, planned.dtype)]
-    return LoadedTensor(
-        planned.sources, planned.name, names[0], names[1], planned.shape, planned.transform
-    )

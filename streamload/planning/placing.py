@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from streamload.core.dtypes import BY_NAME
+from streamload.core.findings import Finding
 from streamload.core.options import Settings
 from streamload.core.report import ShapeMismatch
 from streamload.core.specs import Shape, TensorSpec, contiguous_strides, numel
@@ -39,9 +40,16 @@ class PlanBuilder:
     mismatches: list[ShapeMismatch] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     troubled: set[str] = field(default_factory=set)
-    incomplete: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    notices: list[str] = field(default_factory=list)
+    incomplete: list[Finding] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    def refuse(self, *reasons: str) -> None:
+        """Add what refuses the plan."""
+        self.findings += [Finding(reason, refuses=True) for reason in reasons]
+
+    def note(self, *texts: str) -> None:
+        """Add what a user should know."""
+        self.findings += map(Finding, texts)
 
 
 def place(builder: PlanBuilder, assignment: Assignment) -> None:
@@ -55,13 +63,14 @@ def place(builder: PlanBuilder, assignment: Assignment) -> None:
             return
     if assignment.absent or (builder.targets is not None and not all(wanted)):
         lacking = ", ".join(map(repr, assignment.absent)) or "a target of the module"
-        line = (
+        line = Finding(
             f"{' + '.join(map(repr, assignment.sources))} cannot fill "
-            f"{', '.join(map(repr, assignment.targets))}: {lacking} is missing"
+            f"{', '.join(map(repr, assignment.targets))}: {lacking} is missing",
+            refuses=assignment.by_rank,
         )
         if assignment.by_rank:
             builder.troubled.update(assignment.targets)
-            builder.problems.append(line)
+            builder.findings.append(line)
         else:
             builder.incomplete.append(line)
         return
@@ -72,7 +81,7 @@ def place(builder: PlanBuilder, assignment: Assignment) -> None:
         except DtypeError as problem:
             names = " + ".join(repr(s.name) for s in specs)
             builder.troubled.add(target)
-            builder.problems.append(f"{names}: {target!r} {problem}")
+            builder.findings.append(Finding(f" {problem}", True, target, f"{names}: "))
             continue
         _settle(builder, target, planned)
 
@@ -250,7 +259,7 @@ def _settle(builder: PlanBuilder, target: str, planned: PlannedTensor) -> None:
         return
     if builder.placed_by[planned.name] == target:
         both = " and ".join(repr(" + ".join(p.sources)) for p in (before, planned))
-        builder.problems.append(f"{both} both fall on {target!r}")
+        builder.refuse(f"{both} both fall on {target!r}")
         return
     first = planned if target == planned.name else before
     other = before if first is planned else planned

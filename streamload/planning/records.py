@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import PlanError, printable
+from streamload.core.findings import Finding, fold, notices, problems
 from streamload.core.options import Settings
-from streamload.core.report import LoadReport, MemoryReport
-from streamload.core.specs import Shape, StridedCopy, numel
-from streamload.planning.problems import fold
+from streamload.core.report import LoadedTensor, LoadReport, MemoryReport, ShapeMismatch
+from streamload.core.specs import Shape, StridedCopy, TensorSpec, numel
 
 __all__ = [
     "Comparison",
@@ -116,6 +115,11 @@ class PlannedTensor:
         """Bytes of the target."""
         return numel(self.shape) * BY_NAME[self.dtype].itemsize
 
+    @property
+    def is_moved(self) -> bool:
+        """True if workers fill it: it is neither a view of the file nor computed."""
+        return self.mapped is None and not self.reduces
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -132,46 +136,116 @@ class Plan:
     Attributes:
         tensors: every target that gets values, in the file's order.
         comparisons: pairs compared before anything is written.
-        report: all lists; ``problems`` is empty if the plan holds.
+        options: what was asked for.
         stored: seen name (prefix taken off) → the stored tensor's spec.
+        source: the checkpoint's path, for messages.
+        model_type: as in ``config.json``, where the names were bound by its table.
+        dtype: torch's name of the targets' one floating dtype; None where they differ.
+        missing, unexpected, shape_mismatch, unfilled, ignored, tied: see LoadReport.
+        findings: what refuses the plan and what its user should know.
         memory: what the load needs and what there is.
+        quantized: names of the tensors that become int8 on their way.
     """
 
     tensors: tuple[PlannedTensor, ...]
     comparisons: tuple[Comparison, ...]
-    report: LoadReport
     options: Settings
-    stored: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    stored: Mapping[str, TensorSpec] = field(default_factory=dict, repr=False)
+    source: str = ""
+    model_type: str | None = None
+    dtype: str | None = None
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    shape_mismatch: tuple[ShapeMismatch, ...] = ()
+    unfilled: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    tied: tuple[tuple[str, ...], ...] = ()
+    findings: tuple[Finding, ...] = ()
+    memory: MemoryReport = field(default_factory=MemoryReport)
+    quantized: frozenset[str] = frozenset()
 
     @property
     def ok(self) -> bool:
         """True if the plan holds."""
-        return not self.report.problems
+        return not any(finding.refuses for finding in self.findings)
 
     @property
     def problems(self) -> tuple[str, ...]:
         """Everything that refuses the plan, one line each."""
-        return self.report.problems
+        return problems(self.findings)
 
     @property
-    def memory(self) -> MemoryReport:
-        """What the load needs, and what is available."""
-        return self.report.memory
+    def notices(self) -> tuple[str, ...]:
+        """What a user should know though it stops nothing, one line each."""
+        return notices(self.findings)
 
     @property
     def bytes_to_write(self) -> int:
         """Bytes of all targets that are streamed."""
         return sum(t.nbytes for t in self.tensors if t.mapped is None)
 
+    @property
+    def ledger(self) -> tuple[LoadedTensor, ...]:
+        """One entry for each target, in the file's order."""
+        return tuple(
+            LoadedTensor(
+                tuple([self.stored[name].name for name in t.sources]),
+                t.name,
+                "+".join(map(_torch_name, t.stored_dtype.split("+"))),
+                "int8" if t.name in self.quantized else _torch_name(t.dtype),
+                t.shape,
+                t.transform,
+            )
+            for t in self.tensors
+        )
+
+    @cached_property
+    def report(self) -> LoadReport:
+        """The plan as a report: all lists, nothing loaded yet."""
+        options = self.options
+        return LoadReport(
+            source=self.source,
+            model_type=self.model_type,
+            mode=options.mode,
+            layout="stored" if options.stored_order else "contiguous",
+            dtype=self.dtype,
+            device=options.device if isinstance(options.device, str) else "mixed",
+            loaded=self.ledger,
+            missing=self.missing,
+            unexpected=self.unexpected,
+            shape_mismatch=self.shape_mismatch,
+            unfilled=self.unfilled,
+            ignored=self.ignored,
+            tied=self.tied,
+            problems=self.problems,
+            notices=self.notices,
+            memory=self.memory,
+        )
+
+    def with_findings(self, *findings: Finding) -> Plan:
+        """The plan, and what else was found."""
+        return replace(self, findings=(*self.findings, *findings)) if findings else self
+
+    def refused(self, *reasons: str) -> Plan:
+        """The plan, refused for these reasons as well, if there are any."""
+        return self.with_findings(*(Finding(reason, refuses=True) for reason in reasons))
+
+    def noticed(self, *texts: str) -> Plan:
+        """The plan, with more that its user should know."""
+        return self.with_findings(*map(Finding, texts))
+
     def raise_if_refused(self) -> None:
         """Raise PlanError with all problems in one line, unless the plan holds."""
         if self.ok:
             return
-        problems = fold(self.problems)
-        first = "; ".join(problems[:_SHOWN])
-        count = len(problems)
-        more = f"; … and {count - _SHOWN} more" if count > _SHOWN else ""
-        raise PlanError(f"{printable(self.report.source)}: {first}{more}", report=self.report)
+        lines = fold(self.findings)
+        more = f"; … and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+        text = f"{printable(self.source)}: {'; '.join(lines[:_SHOWN])}{more}"
+        raise PlanError(text, report=self.report)
+
+
+def _torch_name(name: str) -> str:
+    return BY_NAME[name].torch_name or name
 
 
 _SHOWN = 6

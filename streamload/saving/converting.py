@@ -86,10 +86,15 @@ def convert(
     return ExportReport(
         given,
         tuple(files),
-        made.plan.report.loaded,
-        made.plan.report.dtype,
+        made.plan.ledger,
+        made.plan.dtype,
         made.names,
-        (*notices, *made.plan.report.notices, *_casts(made.plan.report.loaded), *run.notices),
+        (
+            *notices,
+            *made.plan.notices,
+            *_casts(made.plan.ledger),
+            *run.notices,
+        ),
         run.bytes_read,
         run.bytes_written,
         time.perf_counter() - start_s,

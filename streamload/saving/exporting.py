@@ -83,10 +83,10 @@ def export(
     return ExportReport(
         os.fsdecode(path),
         tuple(files),
-        made.report.loaded,
-        made.report.dtype,
+        made.ledger,
+        made.dtype,
         "published" if name_map is not None else "local",
-        tuple(run.notices),
+        run.notices,
         run.bytes_read,
         run.bytes_written,
         time.perf_counter() - start_s,

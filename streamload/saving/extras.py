@@ -33,7 +33,7 @@ _MAX_BYTES = 64 << 20
 def config_text(config: Mapping[str, Any], plan: Plan) -> bytes:
     """``config.json`` for a plan's tensors; ``dtype`` is theirs, if floats all have one."""
     config = dict(config)
-    floats = {entry.dtype for entry in plan.report.loaded if "float" in entry.dtype}
+    floats = {entry.dtype for entry in plan.ledger if "float" in entry.dtype}
     if len(floats) == 1:
         config.pop("torch_dtype", None)
         config["dtype"] = floats.pop()

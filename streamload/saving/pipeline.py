@@ -5,15 +5,14 @@ While one staging buffer is written, the next is filled; nothing else of the mod
 
 from __future__ import annotations
 
-import re
 import threading
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
 
 from streamload.core.dtypes import BY_NAME
+from streamload.core.findings import added_up
 from streamload.engine.execute import Execution, Progress, execute
 from streamload.engine.lanes.cpu import CpuLane, CpuWorker
 from streamload.engine.output_chunks import OutputChunk, batches
@@ -66,25 +65,8 @@ def fill(
     finally:
         writer.join()
     writer.raise_if_failed()
-    run.notices = _of_whole_tensors(run.notices)
+    run.findings = added_up(run.findings)
     return run
-
-
-_CHUNK_KEY = re.compile(r"\\x00\d+(?=['\"])")  # as repr shows the names that ``_keyed`` makes
-_OVERFLOW = re.compile(r"(?P<name>.+): (?P<count>\d+) (?P<rest>finite values overflow .+)")
-
-
-def _of_whole_tensors(notices: Sequence[str]) -> list[str]:
-    """What was noticed slab by slab, told of tensors: their own names, counts added up."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for notice in notices:
-        text = _CHUNK_KEY.sub("", notice)
-        found = _OVERFLOW.fullmatch(text)
-        key, count = (
-            ((found["name"], found["rest"]), int(found["count"])) if found else ((text, ""), 0)
-        )
-        counts[key] += count
-    return [f"{name}: {count} {rest}" if rest else name for (name, rest), count in counts.items()]
 
 
 class _Staging(CpuLane):
@@ -152,7 +134,8 @@ def _make(
     made = execute(part, source, staging)
     run.bytes_read += made.bytes_read
     run.bytes_written += made.bytes_written
-    run.notices += made.notices
+    # What was found chunk by chunk is told of whole tensors.
+    run.findings += [replace(f, tensor=f.tensor.partition("\0")[0]) for f in made.findings]
     return made.tensors
 
 

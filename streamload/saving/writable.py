@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from streamload.core.dtypes import BY_NAME
 from streamload.planning.records import Plan
 
@@ -22,9 +20,7 @@ def only_writable(plan: Plan) -> Plan:
         for tensor in plan.tensors
         if (why := _fault(tensor.name, tensor.dtype))
     )
-    if not problems:
-        return plan
-    return replace(plan, report=replace(plan.report, problems=(*plan.report.problems, *problems)))
+    return plan.refused(*problems)
 
 
 def _fault(name: str, dtype: str) -> str:

@@ -19,7 +19,7 @@ from streamload.loading.configuration import config_of, find_config
 from streamload.mapping.choose import choose_mapper
 from streamload.mapping.rules import NameMap
 from streamload.planning import Plan, PlannedTensor, build_plan
-from streamload.planning.problems import listed
+from streamload.planning.explaining import listed
 from streamload.sources.base import Source
 
 __all__ = ["Comparison", "Difference", "compare_checkpoints"]

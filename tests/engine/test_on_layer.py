@@ -10,13 +10,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 import streamload
-from streamload.engine.on_layer import AHEAD
+from streamload.engine.groups import AHEAD
 from tests.engine.fake_device import FakeOps
 
 BLOCKS = 12
 
 
-class Chunk(nn.Module):
+class Block(nn.Module):
     def __init__(self, width=8):
         super().__init__()
         self.fc = nn.Linear(width, width)
@@ -27,7 +27,7 @@ class Model(nn.Module):
     def __init__(self, blocks=BLOCKS, width=8):
         super().__init__()
         self.embed = nn.Embedding(5, width)
-        self.h = nn.ModuleList(Chunk(width) for _ in range(blocks))
+        self.h = nn.ModuleList(Block(width) for _ in range(blocks))
         self.head = nn.Linear(width, 5, bias=False)
         self.head.weight = self.embed.weight
 
@@ -217,7 +217,7 @@ def test_workers_wait_for_a_slow_function(path, monkeypatch):
 
 def test_on_a_device_each_block_is_there_when_it_is_handed_out(path, values, monkeypatch):
     from streamload.engine.lanes.device import DeviceLane
-    from streamload.loading import calls as loading
+    from streamload.loading import running as loading
 
     for seed in range(10):
         ops = FakeOps(seed)

@@ -11,7 +11,11 @@ import torch
 from streamload.engine.chunks import Chunk
 from streamload.planning.records import PlannedTensor
 
-__all__ = ["Lane", "LaneWorker", "ReadElements", "Destination"]
+__all__ = ["NO_MEMORY", "Lane", "LaneWorker", "ReadElements", "Destination"]
+
+
+# What a destination holds before it has memory, and after it was handed on.
+NO_MEMORY = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 class ReadElements(Protocol):
@@ -45,6 +49,11 @@ class Destination:
     is_fresh: bool = False
     overflows: int = 0
     touched: bool = False
+
+    @classmethod
+    def of(cls, planned: PlannedTensor) -> Destination:
+        """One that gets its memory later."""
+        return cls(NO_MEMORY, planned.device, is_fresh=planned.is_new)
 
 
 class LaneWorker(Protocol):

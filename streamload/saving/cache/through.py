@@ -7,7 +7,7 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -20,12 +20,13 @@ from streamload.core.errors import (
     WriteError,
     printable,
 )
+from streamload.core.findings import Finding
 from streamload.core.options import Settings
-from streamload.core.report import MemoryReport, format_bytes
 from streamload.core.specs import StridedCopy, contiguous_strides, numel
+from streamload.core.wording import format_bytes
 from streamload.engine.execute import Execution
 from streamload.planning import MappedView, Plan, PlannedTensor
-from streamload.planning.needed_memory import needed_bytes, staging_bytes
+from streamload.planning.needed_memory import needed_memory
 from streamload.saving.atomic import StagedFile, check_space, remove_leftovers, translated
 from streamload.saving.cache.folder import (
     ENDING,
@@ -42,49 +43,21 @@ from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of
 from streamload.sources.safetensors.source import SafetensorsSource, open_safetensors
 
-__all__ = ["Cache", "CachedLoad", "cache_for", "cache_settings", "through_cache"]
+__all__ = ["Entry", "cache_settings", "look_up", "store"]
 
 _BLOCK_BYTES = 8 << 20
 
 
-def through_cache(
-    plan: Plan,
-    source: Source,
-    settings: Settings,
-    carry_out: Callable[[Plan, Source], Execution],
-) -> tuple[Plan, Execution]:
-    """Carry a load out from its cache entry; if there is none, from the checkpoint, and write one.
-
-    Args:
-        plan: the load from the checkpoint.
-        source: the checkpoint.
-        settings: with ``cache`` set.
-        carry_out: carries out a plan over a source.
-
-    Returns:
-        The plan that was followed, and what came of it.
-    """
-    cache = cache_for(plan, source, settings)
-    cached = cache.open()
-    if cached is None:
-        run = carry_out(plan, source)
-        cache.write(run.tensors, run.notices)
-    else:
-        plan = cached.plan
-        with cached.source:
-            run = carry_out(plan, cached.source)
-    run.notices += cache.notices
-    return plan, run
-
-
 @dataclass
-class Cache:
-    """The place of one load's converted copy.
+class Entry:
+    """Where one load's converted copy is or will be.
 
     Attributes:
         plan: the load from the checkpoint itself.
         path: of the entry; empty if the load cannot use the cache.
         plan_key, files_key: what the entry must have been made by and from.
+        checkpoint: the checkpoint's path, as the entry notes it.
+        source: the open entry, if there is one that fits.
         notices: what became of it, for the report.
     """
 
@@ -92,112 +65,141 @@ class Cache:
     path: str = ""
     plan_key: str = ""
     files_key: str = ""
-    source: str = ""
+    checkpoint: str = ""
+    source: SafetensorsSource | None = None
     notices: list[str] = field(default_factory=list)
 
-    def open(self) -> CachedLoad | None:
-        """The load from the entry, or None if there is none that can be used."""
-        if not self.path:
-            return None
+    def close(self) -> None:
+        """Close the entry's file; mapped tensors stay valid."""
+        if self.source is not None:
+            self.source.close()
+
+
+def look_up(plan: Plan, source: Source, settings: Settings) -> tuple[Plan, Source, Entry]:
+    """The plan and the source to follow: the cache entry's, or as they are if there is none.
+
+    Args:
+        plan: the load from the checkpoint.
+        source: the checkpoint.
+        settings: without ``cache`` there is nothing to look up, nor to store.
+
+    Returns:
+        Also the entry, for ``store``; the caller closes it if ``store`` is never reached.
+
+    Raises:
+        ReadError: a file was changed since the checkpoint was opened.
+    """
+    entry = _entry_for(plan, source, settings) if settings.cache else Entry(plan)
+    entry.source = _open(entry)
+    if entry.source is None:
+        return plan, source, entry
+    return _plan_from(plan, entry.source), entry.source, entry
+
+
+def store(entry: Entry, run: Execution) -> None:
+    """Write the entry if there was none, close it if there was, and tell in ``run.findings``.
+
+    That it cannot be written is a notice, not a failure.
+
+    Args:
+        entry: from ``look_up``.
+        run: the load; what it noticed is kept, to be told by later loads.
+    """
+    if entry.source is not None:
+        entry.close()
+    elif entry.path:
         try:
-            source = open_safetensors([self.path], given=self.path)
-        except CheckpointNotFoundError:
-            return None
-        except CheckpointError as error:
-            self.notices.append(f"a damaged cache entry is made anew: {error}")
-            return None
-        facts = facts_of(source.catalog)
-        wanted = {"plan": self.plan_key, "files": self.files_key}
-        if any(facts.get(key) != value for key, value in wanted.items()) or not self._fits(source):
-            source.close()
-            self.notices.append("a cache entry of another kind is made anew")
-            return None
-        with suppress(OSError):  # another user's: it is used all the same
-            # The time of the last change is part of what an open file is known by.
-            os.utime(self.path, ns=(time.time_ns(), os.stat(self.path).st_mtime_ns))
-        self.notices += facts.get("notices", [])
-        self.notices.append(f"loaded from cache: {printable(self.path)}")
-        return CachedLoad(_plan_from(self.plan, source), source)
-
-    def _fits(self, source: Source) -> bool:
-        return all(
-            (spec := source.catalog.get(t.name)) is not None
-            and (spec.dtype, spec.shape) == (t.dtype, t.shape)
-            for t in self.plan.tensors
-        )
-
-    def write(self, tensors: Mapping[str, torch.Tensor], notices: Sequence[str]) -> None:
-        """Write the entry; that it cannot be written is a notice, not a failure.
-
-        Args:
-            tensors: the load's new tensors, by name.
-            notices: what the load noticed, kept to be told by later loads.
-        """
-        if not self.path:
-            return
-        try:
-            nbytes = self._write(tensors, notices)
-            self._remove_stale()
+            nbytes = _write(entry, run)
+            _remove_stale(entry)
         except (WriteError, ReadError) as error:
-            self.notices.append(f"cache not written: {error}")
+            entry.notices.append(f"cache not written: {error}")
         else:
-            self.notices.append(f"cache written: {printable(self.path)} ({format_bytes(nbytes)})")
-
-    def _write(self, tensors: Mapping[str, torch.Tensor], notices: Sequence[str]) -> int:
-        for tensor in self.plan.tensors:
-            if why := name_fault(tensor.name):
-                raise WriteError(why, path=self.path, tensor=tensor.name)
-        folder = os.path.dirname(self.path)
-        with translated(folder):
-            os.makedirs(folder, exist_ok=True)
-        remove_leftovers(folder)
-        sums = {t.name: "0" * 8 for t in self.plan.tensors}
-        facts = {
-            "version": VERSION,
-            "plan": self.plan_key,
-            "files": self.files_key,
-            "source": self.source,
-            "dtype": self.plan.report.dtype,
-            "written_s": time.time(),
-            "notices": list(notices),
-            "crc32": sums,
-        }
-        (layout,) = lay_out(self.plan.tensors, "entry", metadata={METADATA_KEY: json.dumps(facts)})
-        check_space(folder, layout.nbytes)
-        file = StagedFile(self.path)
-        try:
-            for name, offset in layout.offsets.items():
-                sums[name] = f"{_write_tensor(file, tensors[name], offset):08x}"
-            # Sums are of one width, so that the header with them is as long as the one without.
-            text = json.dumps(facts)
-            (final,) = lay_out(self.plan.tensors, "entry", metadata={METADATA_KEY: text})
-            assert final.offsets == layout.offsets, "checksums do not move the data"
-            file.write(final.header, 0)
-            file.commit()
-        except BaseException:
-            file.discard()
-            raise
-        return layout.nbytes
-
-    def _remove_stale(self) -> None:
-        """Entries of the same checkpoint, from before it was changed."""
-        folder, own = os.path.split(self.path)
-        start = own.partition("-")[0] + "-"
-        for name in os.listdir(folder):
-            path = os.path.join(folder, name)
-            if name == own or not (name.startswith(start) and name.endswith(ENDING)):
-                continue
-            if read_entry(path).source in ("", self.source):
-                with suppress(OSError):
-                    os.unlink(path)
+            entry.notices.append(f"cache written: {printable(entry.path)} ({format_bytes(nbytes)})")
+    run.findings += map(Finding, entry.notices)
 
 
-@dataclass(frozen=True)
-class CachedLoad:
-    """A plan over a cache entry, and the open entry; the caller closes it."""
+def _open(entry: Entry) -> SafetensorsSource | None:
+    """The entry, open, or None if there is none that can be used."""
+    if not entry.path:
+        return None
+    try:
+        source = open_safetensors([entry.path], given=entry.path)
+    except CheckpointNotFoundError:
+        return None
+    except CheckpointError as error:
+        entry.notices.append(f"a damaged cache entry is made anew: {error}")
+        return None
+    facts = facts_of(source.catalog)
+    keys = (facts.get("plan"), facts.get("files"))
+    if keys != (entry.plan_key, entry.files_key) or not _fits(entry.plan, source):
+        source.close()
+        entry.notices.append("a cache entry of another kind is made anew")
+        return None
+    with suppress(OSError):  # another user's: it is used all the same
+        # The time of the last change is part of what an open file is known by.
+        os.utime(entry.path, ns=(time.time_ns(), os.stat(entry.path).st_mtime_ns))
+    entry.notices += facts.get("notices", [])
+    entry.notices.append(f"loaded from cache: {printable(entry.path)}")
+    return source
 
-    plan: Plan
-    source: SafetensorsSource
+
+def _fits(plan: Plan, source: Source) -> bool:
+    return all(
+        (spec := source.catalog.get(t.name)) is not None
+        and (spec.dtype, spec.shape) == (t.dtype, t.shape)
+        for t in plan.tensors
+    )
+
+
+def _write(entry: Entry, run: Execution) -> int:
+    """Write the entry; returns the bytes of its file."""
+    tensors = entry.plan.tensors
+    for tensor in tensors:
+        if why := name_fault(tensor.name):
+            raise WriteError(why, path=entry.path, tensor=tensor.name)
+    folder = os.path.dirname(entry.path)
+    with translated(folder):
+        os.makedirs(folder, exist_ok=True)
+    remove_leftovers(folder)
+    sums = {t.name: "0" * 8 for t in tensors}
+    facts = {
+        "version": VERSION,
+        "plan": entry.plan_key,
+        "files": entry.files_key,
+        "source": entry.checkpoint,
+        "dtype": entry.plan.dtype,
+        "written_s": time.time(),
+        "notices": [str(finding) for finding in run.findings],
+        "crc32": sums,
+    }
+    (layout,) = lay_out(tensors, "entry", metadata={METADATA_KEY: json.dumps(facts)})
+    check_space(folder, layout.nbytes)
+    file = StagedFile(entry.path)
+    try:
+        for name, offset in layout.offsets.items():
+            sums[name] = f"{_write_tensor(file, run.tensors[name], offset):08x}"
+        # Sums are of one width, so that the header with them is as long as the one without.
+        (final,) = lay_out(tensors, "entry", metadata={METADATA_KEY: json.dumps(facts)})
+        assert final.offsets == layout.offsets, "checksums do not move the data"
+        file.write(final.header, 0)
+        file.commit()
+    except BaseException:
+        file.discard()
+        raise
+    return layout.nbytes
+
+
+def _remove_stale(entry: Entry) -> None:
+    """Entries of the same checkpoint, from before it was changed."""
+    folder, own = os.path.split(entry.path)
+    start = own.partition("-")[0] + "-"
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        if name == own or not (name.startswith(start) and name.endswith(ENDING)):
+            continue
+        if read_entry(path).source in ("", entry.checkpoint):
+            with suppress(OSError):
+                os.unlink(path)
 
 
 def cache_settings(settings: Settings, *, is_empty: bool) -> Settings:
@@ -212,25 +214,20 @@ def cache_settings(settings: Settings, *, is_empty: bool) -> Settings:
     return replace(settings, mode="stream", layout="contiguous")
 
 
-def cache_for(plan: Plan, source: Source, settings: Settings) -> Cache:
-    """Where the plan's converted copy is or would be.
-
-    Raises:
-        ReadError: a file was changed since the checkpoint was opened.
-    """
+def _entry_for(plan: Plan, source: Source, settings: Settings) -> Entry:
     reason = _why_not(plan, settings)
     if reason:
-        return Cache(plan, notices=[f"cache not used: {reason}"])
+        return Entry(plan, notices=[f"cache not used: {reason}"])
     try:
         identities = [file_identity(path) for path in _files(plan)]
     except OSError as error:
-        return Cache(plan, notices=[f"cache not used: {error}"])
+        return Entry(plan, notices=[f"cache not used: {error}"])
     source.check_unchanged()  # the identities are those of what was opened
     plan_key = _digest(_ledger(plan))
     files_key = _digest([repr(identity) for identity in identities])
     name = f"{plan_key[:20]}-{files_key[:20]}{ENDING}"
     given = source.path if source.path.startswith("hf:") else os.path.abspath(source.path)
-    return Cache(plan, os.path.join(cache_folder(), name), plan_key, files_key, printable(given))
+    return Entry(plan, os.path.join(cache_folder(), name), plan_key, files_key, printable(given))
 
 
 def _why_not(plan: Plan, settings: Settings) -> str:
@@ -272,12 +269,10 @@ def _plan_from(plan: Plan, source: Source) -> Plan:
     tensors = tuple(_from_entry(t) for t in plan.tensors)
     stored = source.catalog.tensors
     options = replace(plan.options, mode="map", layout="contiguous")
-    memory = MemoryReport(
-        needed_bytes=needed_bytes(tensors, stored, options),
-        staging_bytes=staging_bytes(tensors, stored, options),
+    memory = needed_memory(tensors, stored, options)
+    return replace(
+        plan, tensors=tensors, comparisons=(), options=options, stored=stored, memory=memory
     )
-    report = replace(plan.report, mode="map", layout="contiguous", memory=memory)
-    return Plan(tensors, (), report, options, stored)
 
 
 def _from_entry(tensor: PlannedTensor) -> PlannedTensor:

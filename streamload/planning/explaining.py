@@ -5,19 +5,19 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
+from streamload.core.findings import Finding
 from streamload.core.report import ShapeMismatch
 from streamload.core.specs import TensorSpec
+from streamload.planning.placing import PlanBuilder
 
-__all__ = ["explain", "fold", "listed"]
+__all__ = ["explain", "listed"]
 
 # Comparing every name with every other is quadratic: only the first few get a suggestion.
 _SUGGESTED = 5
 _COMPARED = 2000
 _SCALE = re.compile("scale|absmax|amax", re.IGNORECASE)
-_NAMED = 3
-# A problem of one target, as ``place`` words it: "'stored name': 'target' reason".
-_OF_ONE = re.compile(r"(?:.+?): (?P<target>'[^']+') (?P<reason>.+)", re.DOTALL)
 
 
 def listed(values: Iterable[object], most: int = 8) -> str:
@@ -27,80 +27,58 @@ def listed(values: Iterable[object], most: int = 8) -> str:
     return f"{shown}, … ({len(items)} in all)" if len(items) > most else shown
 
 
-def fold(problems: Sequence[str]) -> list[str]:
-    """Problems for one line: what many targets have in common is said once, with a few names."""
-    groups: dict[str, list[str]] = {}
-    for problem in problems:
-        match = _OF_ONE.fullmatch(problem)
-        groups.setdefault(match["reason"] if match else problem, []).append(problem)
-    folded = []
-    for reason, members in groups.items():
-        if len(members) == 1 or members[0] == reason:
-            folded.append(members[0])
-            continue
-        matches = (_OF_ONE.fullmatch(member) for member in members[:_NAMED])
-        names = ", ".join(match["target"] for match in matches if match)
-        more = ", …" if len(members) > _NAMED else ""
-        folded.append(f"each of {len(members)} tensors ({names}{more}) {reason}")
-    return folded
-
-
 def explain(
-    found: Sequence[str],
+    builder: PlanBuilder,
     missing: Sequence[str],
     unexpected: Sequence[str],
-    mismatches: Sequence[ShapeMismatch],
     unfilled: Sequence[str],
-    strict: bool,
-    *,
-    loaded: int,
-    stored: Mapping[str, TensorSpec],
-    incomplete: Sequence[str] = (),
-    ignored: Sequence[str] = (),
-) -> tuple[list[str], list[str]]:
-    """Problems that refuse the plan, and notices that do not.
+    ignored: Sequence[str],
+) -> list[Finding]:
+    """What the plan lacks, in lines that refuse it; if it is not strict, they are notices.
 
-    Not strict: missing, unexpected, shape mismatches, incomplete and unfilled are notices.
     Loading nothing at all is a problem in both.
     """
-    lines: list[str] = [f"shape mismatch: {entry}" for entry in mismatches]
-    lines += incomplete
+    mismatches = builder.mismatches
+    lines = [Finding(f"shape mismatch: {entry}") for entry in mismatches]
+    lines += builder.incomplete
     if missing:
-        lines.append(f"missing ({len(missing)}): {_with_hints(missing, unexpected)}")
+        lines.append(Finding(f"missing ({len(missing)}): {_with_hints(missing, unexpected)}"))
     if unexpected:
-        lines.append(f"unexpected ({len(unexpected)}): {_with_hints(unexpected, missing)}")
-    left = [name for name in unfilled if name not in set(missing)]
-    left = [name for name in left if name not in {m.name for m in mismatches}]
+        lines.append(Finding(f"unexpected ({len(unexpected)}): {_with_hints(unexpected, missing)}"))
+    told = {*missing, *(entry.name for entry in mismatches), *builder.troubled}
+    left = [name for name in unfilled if name not in told]
     if left:
         lines.append(
-            f"on meta and not in any file ({len(left)}): {listed(map(repr, left))}; build the "
-            "module under streamload.empty_weights(), which keeps buffers real"
+            Finding(
+                f"on meta and not in any file ({len(left)}): {listed(map(repr, left))}; build the "
+                "module under streamload.empty_weights(), which keeps buffers real"
+            )
         )
-    unused = (*unexpected, *(stored[name].name for name in ignored))
-    problems, notices = list(found), list(_scale_notices(unused, stored))
-    (problems if strict else notices).extend(lines)
-    if not loaded:
-        cause = _why_nothing(problems, missing, unexpected, mismatches, stored)
-        problems.append(f"nothing would be loaded: {cause}")
-    return problems, notices
+    found = [*map(Finding, _scale_notices((*unexpected, *ignored), builder.stored))]
+    found += [replace(line, refuses=True) for line in lines] if builder.options.strict else lines
+    if not builder.placed:
+        has_problems = any(f.refuses for f in (*builder.findings, *found))
+        cause = _why_nothing(has_problems, missing, unexpected, mismatches, builder.stored)
+        found.append(Finding(f"nothing would be loaded: {cause}", refuses=True))
+    return found
 
 
 def _why_nothing(
-    problems: Sequence[str],
+    has_problems: bool,
     missing: Sequence[str],
     unexpected: Sequence[str],
     mismatches: Sequence[ShapeMismatch],
     stored: Mapping[str, TensorSpec],
 ) -> str:
-    """The first cause in sight, unless ``problems`` have it already."""
+    """The first cause in sight, unless a problem has it already."""
     if not stored:
         return "no tensors are stored here"
     if mismatches:
-        first = "" if problems else f"; the first: {mismatches[0]}"
+        first = "" if has_problems else f"; the first: {mismatches[0]}"
         return f"names fit, shapes do not ({len(mismatches)}){first}"
     if not unexpected:
         return "what was chosen has no tensor that can be"
-    if problems:
+    if has_problems:
         return "no stored name fits the model"
     first = f"; the first: {_with_hints(unexpected[:1], missing)} has no place"
     wanted = f", {missing[0]!r} is wanted" if missing else ""

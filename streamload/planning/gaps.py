@@ -5,35 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from streamload.core.dtypes import BY_NAME
-from streamload.core.report import LoadedTensor
-from streamload.mapping.binding import Mapper
 from streamload.mapping.common import layer_of
 from streamload.mapping.fields import short, too_many
 from streamload.mapping.registry import layer_count_field
 from streamload.mapping.rules import NameMap
+from streamload.planning.explaining import listed
 from streamload.planning.placing import PlanBuilder
-from streamload.planning.problems import listed
 from streamload.planning.records import PlannedTensor, TargetSpec
 
 __all__ = [
     "common_dtype",
     "find_gaps",
     "layer_problem",
-    "loaded_entries",
     "map_notices",
     "tied_groups",
 ]
 
 
-def find_gaps(builder: PlanBuilder, mapper: Mapper | None) -> tuple[list[str], list[str]]:
+def find_gaps(builder: PlanBuilder, table: NameMap | None) -> tuple[list[str], list[str]]:
     """Names that nothing fills (``missing``), and names left on meta (``unfilled``)."""
     wrong = {entry.name for entry in builder.mismatches} | builder.troubled
     if builder.targets is None:
-        absurd = layer_problem(mapper, len(builder.stored))
+        absurd = layer_problem(table, len(builder.stored))
         if absurd:
-            builder.problems.append(absurd)
+            builder.refuse(absurd)
             return [], []
-        expected = _expected(mapper, builder.options.layers)
+        expected = _expected(table, builder.options.layers)
         return [n for n in expected if n not in builder.placed and n not in wrong], []
     missing: list[str] = []
     unfilled: list[str] = []
@@ -50,25 +47,25 @@ def find_gaps(builder: PlanBuilder, mapper: Mapper | None) -> tuple[list[str], l
         else:
             missing.append(spec.names[0])
     if kept:
-        builder.notices.append(f"buffers not in the file, kept as built: {listed(kept)}")
+        builder.note(f"buffers not in the file, kept as built: {listed(kept)}")
     return missing, unfilled
 
 
-def layer_problem(mapper: Mapper | None, tensors: int) -> str | None:
+def layer_problem(table: NameMap | None, tensors: int) -> str | None:
     """Why a table is not walked through layer by layer, if its number of layers is absurd."""
-    if not isinstance(mapper, NameMap) or not too_many(mapper.layers, tensors):
+    if table is None or not too_many(table.layers, tensors):
         return None
-    of_config = f"config.json: {layer_count_field(mapper.model_type)!r}"
-    field = of_config if mapper.model_type else "the table's layers="
-    return f"{field} is {short(mapper.layers)}, but there are only {tensors} tensors"
+    of_config = f"config.json: {layer_count_field(table.model_type)!r}"
+    field = of_config if table.model_type else "the table's layers="
+    return f"{field} is {short(table.layers)}, but there are only {tensors} tensors"
 
 
-def _expected(mapper: Mapper | None, layers: frozenset[int] | None) -> list[str]:
-    if not isinstance(mapper, NameMap):
+def _expected(table: NameMap | None, layers: frozenset[int] | None) -> list[str]:
+    if table is None:
         return []
     return [
         template.fill(layer=layer)
-        for rule, layer in mapper.expand()
+        for rule, layer in table.expand()
         if not rule.optional and (layer is None or layers is None or layer in layers)
         for template in rule.target_templates
     ]
@@ -82,37 +79,17 @@ def _takes_part(builder: PlanBuilder, spec: TargetSpec) -> bool:
     return layer is None or layer in layers
 
 
-def loaded_entries(builder: PlanBuilder) -> tuple[LoadedTensor, ...]:
-    """One ledger entry for each placed tensor."""
-    stored = builder.stored
-    return tuple(
-        LoadedTensor(
-            tuple(stored[name].name for name in t.sources),
-            t.name,
-            "+".join(_torch_name(name) for name in t.stored_dtype.split("+")),
-            _torch_name(t.dtype),
-            t.shape,
-            t.transform,
-        )
-        for t in builder.placed.values()
-    )
-
-
-def _torch_name(name: str) -> str:
-    return BY_NAME[name].torch_name or name
-
-
-def tied_groups(builder: PlanBuilder, mapper: Mapper | None) -> tuple[tuple[str, ...], ...]:
+def tied_groups(builder: PlanBuilder, table: NameMap | None) -> tuple[tuple[str, ...], ...]:
     """Groups of names that are one tensor after the load."""
     if builder.targets is not None:
         return tuple(s.names for s in builder.targets.specs if len(s.names) > 1)
-    return mapper.ties if isinstance(mapper, NameMap) else ()
+    return table.ties if table else ()
 
 
 def common_dtype(tensors: Sequence[PlannedTensor]) -> str | None:
     """The one floating dtype of all targets, or None where they differ."""
     floats = {t.dtype for t in tensors if BY_NAME[t.dtype].is_floating}
-    return _torch_name(floats.pop()) if len(floats) == 1 else None
+    return BY_NAME[floats.pop()].torch_name if len(floats) == 1 else None
 
 
 def map_notices(builder: PlanBuilder) -> list[str]:

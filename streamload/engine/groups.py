@@ -1,0 +1,164 @@
+"""Targets in groups: each gets memory in its turn, is filled, and handed on when complete.
+
+A plain load is one group. With ``on_layer`` each block is one, and a rehearsal of casts has a
+group for each tensor. At most ``ahead`` groups have memory at once beside those already handed
+on: the workers wait until the calling thread, which hands them on, has come so far.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from streamload.engine.jobs import Job, jobs_of
+from streamload.engine.lanes.base import Destination
+from streamload.planning.records import Plan, PlannedTensor
+
+__all__ = ["AHEAD", "Group", "GroupFeed", "in_layers"]
+
+# One is handed on while the next is filled.
+AHEAD = 2
+
+
+@dataclass(eq=False)
+class Group:
+    """Targets that become complete together.
+
+    Attributes:
+        layer: the block they belong to; None for those outside of blocks.
+        tensors: what is filled.
+        left: jobs that are not done yet, of those known so far.
+        is_whole: all of its jobs are known.
+    """
+
+    layer: int | None
+    tensors: Sequence[PlannedTensor]
+    at: int = 0
+    left: int = 0
+    is_whole: bool = False
+
+
+def in_layers(tensors: Sequence[PlannedTensor]) -> list[Group]:
+    """Tensors by block: those of block 0, 1, … and last those outside of blocks (None).
+
+    Files may hold them in any order (``h.0``, ``h.1``, ``h.10``, …).
+    """
+    layers: dict[int | None, list[PlannedTensor]] = {}
+    for tensor in tensors:
+        layers.setdefault(tensor.layer, []).append(tensor)
+    order = sorted(layers, key=lambda layer: (layer is None, layer or 0))
+    return [Group(layer, layers[layer]) for layer in order]
+
+
+# Makes the memory of a target, or gives the tensor that is overwritten.
+Memory: TypeAlias = Callable[[PlannedTensor], torch.Tensor]
+
+
+class GroupFeed:
+    """Gives memory to groups in turn and hands them on when they are complete.
+
+    ``jobs``, ``admit`` and ``done`` are for the workers, ``open_first`` and ``completed`` for the
+    calling thread.
+
+    Args:
+        plan: what goes where.
+        groups: in the order in which they are filled.
+        memory: of a target that workers fill.
+        ahead: how many groups have memory at once.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        groups: Sequence[Group],
+        memory: Memory,
+        *,
+        ahead: int = AHEAD,
+    ) -> None:
+        self._plan = plan
+        self._groups = groups
+        self._memory = memory
+        self._ahead = ahead
+        self._group_of: list[Group] = []
+        self._numbers: dict[str, int] = {}
+        self.destinations: list[Destination] = []
+        for at, group in enumerate(groups):
+            group.at, group.is_whole = at, not any(t.is_moved for t in group.tensors)
+            for tensor in group.tensors:
+                if tensor.is_moved:
+                    self._numbers[tensor.name] = len(self.destinations)
+                    self._group_of.append(group)
+                    self.destinations.append(Destination.of(tensor))
+        self._opened = 0
+        self._handed_on = 0
+        self._stopped = False
+        self._changed = threading.Condition()
+
+    def destination(self, tensor: PlannedTensor) -> Destination:
+        """Where the workers write a target."""
+        return self.destinations[self._numbers[tensor.name]]
+
+    def jobs(self) -> Iterator[Job]:
+        """All jobs, group by group, inside a group in the order of the files."""
+        stored, options = self._plan.stored, self._plan.options
+        order = {name: at for at, name in enumerate(stored)}
+        for group in self._groups:
+            moved = [t for t in group.tensors if t.is_moved]
+            for job in jobs_of(moved, stored, order, self._numbers, options):
+                with self._changed:
+                    group.left += 1
+                yield job
+            with self._changed:
+                group.is_whole = True
+
+    def admit(self, job: Job) -> bool:
+        """Wait until the job's group has memory; False if there is no point any more."""
+        group = self._group_of[job.target]
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or group.at < self._opened)
+            return not self._stopped
+
+    def done(self, job: Job) -> bool:
+        """Count a job; True if its group may be complete."""
+        group = self._group_of[job.target]
+        with self._changed:
+            group.left -= 1
+            return group.left == 0
+
+    def stop(self) -> None:
+        """No worker is to wait any longer."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def open_first(self) -> None:
+        """Give memory to the first groups."""
+        for _ in self._groups[: self._ahead]:
+            self._open()
+
+    def completed(self) -> Iterator[Group]:
+        """The groups that have become complete, in order; each is given up before the next one.
+
+        The caller takes its tensors before it asks for the next.
+        """
+        while self._handed_on < self._opened:
+            group = self._groups[self._handed_on]
+            with self._changed:
+                if group.left or not group.is_whole:
+                    return
+            yield group
+            self._handed_on += 1
+            if self._opened < len(self._groups):
+                self._open()
+
+    def _open(self) -> None:
+        for tensor in self._groups[self._opened].tensors:
+            if tensor.is_moved:
+                self.destination(tensor).tensor = self._memory(tensor)
+        with self._changed:
+            self._opened += 1
+            self._changed.notify_all()

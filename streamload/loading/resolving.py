@@ -1,0 +1,129 @@
+"""What a load is: source, module, name table and options, settled once; and its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from streamload.core.errors import PlanError
+from streamload.core.options import Settings
+from streamload.core.wording import printable
+from streamload.engine.lanes.choice import unusable
+from streamload.engine.on_layer import OnLayer
+from streamload.mapping.binding import Binding, Mapper, bind
+from streamload.mapping.choose import choose_binding, under_prefix
+from streamload.module.commit import targets_of
+from streamload.module.overlap import in_place_problems
+from streamload.module.quantizing import quantized_plan, quantizing
+from streamload.planning import Plan, Targets, build_plan
+from streamload.saving.cache.through import cache_settings
+from streamload.sources.base import Source
+
+__all__ = ["Job", "hook_for", "plan_load", "resolve"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One load, before its plan.
+
+    Attributes:
+        source: the open checkpoint.
+        module: what is loaded into, or None for a dict of tensors.
+        settings: as they take effect.
+        targets: the module's tensors.
+        mapper: what names are bound by; None for equal names.
+        binding: of the stored names.
+        notices: what is known of the load before its plan.
+    """
+
+    source: Source
+    module: nn.Module | None
+    settings: Settings
+    targets: Targets | None
+    mapper: Mapper | None
+    binding: Binding
+    notices: tuple[str, ...] = ()
+
+
+def resolve(
+    source: Source,
+    module: nn.Module | None,
+    settings: Settings,
+    config: Mapping[str, Any] | None,
+    mapping: str | Mapper = "auto",
+    notices: tuple[str, ...] = (),
+) -> Job:
+    """Settle what a load is.
+
+    Args:
+        source: the open checkpoint.
+        module: what is loaded into, or None for a dict of tensors.
+        settings: as given.
+        config: as in ``config.json``, where there is one.
+        mapping: see ``load_into``.
+        notices: what is known already.
+
+    Raises:
+        PlanError: the module holds tensors that cannot be loaded at all.
+    """
+    try:
+        targets = None if module is None else targets_of(module)
+    except PlanError as error:
+        raise PlanError(f"{printable(source.path)}: {error}") from error
+    is_empty = module is None or any(p.is_meta for p in module.parameters())
+    settings = cache_settings(settings, is_empty=is_empty)
+    mapper: Mapper | None
+    if isinstance(mapping, str):
+        if mapping != "auto":
+            raise ValueError(f"mapping must be 'auto' or a map, not {mapping!r}")
+        mapper, binding = choose_binding(config, source.catalog, targets, prefix=settings.prefix)
+    else:
+        mapper, binding = mapping, bind(mapping, under_prefix(source.catalog, settings.prefix))
+    return Job(source, module, settings, targets, mapper, binding, notices)
+
+
+def plan_load(job: Job) -> Plan:
+    """The plan of a load, with everything that refuses it but a lack of memory.
+
+    Raises:
+        MissingExtraError: ``quantize`` without torchao.
+    """
+    settings = job.settings
+    plan = build_plan(
+        job.source.catalog,
+        job.mapper,
+        job.targets,
+        settings,
+        source=job.source.path,
+        binding=job.binding,
+    )
+    plan = replace(plan, findings=()).noticed(*job.notices).with_findings(*plan.findings)
+    device = settings.device
+    devices = (device,) if isinstance(device, str) else sorted(set(device.values()))
+    problems = [why for device in devices if (why := unusable(device))]
+    if job.module is not None:
+        problems += in_place_problems(job.module, plan)
+    hook = "on_layer" if settings.on_layer is not None else ""
+    hook = f"quantize={settings.quantize!r}" if settings.quantize is not None else hook
+    held = next((t.name for t in plan.tensors if not t.is_new), None)
+    if hook and held is not None:
+        problems.append(
+            f"{held!r} holds data and is overwritten in place, so {hook} cannot be honoured: "
+            "build the module under streamload.empty_weights()"
+        )
+    if hook and settings.cache:
+        problems.append(f"cache keeps tensors as they are stored, so {hook} needs cache=False")
+    if settings.quantize is not None and plan.ok and not problems:
+        if job.module is not None:
+            return quantized_plan(plan, job.module)
+        problems.append("quantize needs a module, whose linear layers it can tell")
+    return plan.refused(*problems)
+
+
+def hook_for(plan: Plan) -> OnLayer | None:
+    """What is called with each block's tensors, if anything is; the plan must hold."""
+    on_layer = plan.options.on_layer
+    return quantizing(plan, on_layer) if plan.quantized else on_layer

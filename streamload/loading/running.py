@@ -1,0 +1,107 @@
+"""From a job to new tensors, and from these to the module: the steps behind every load."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import torch
+
+from streamload.core.errors import note_overwritten
+from streamload.core.report import LoadReport
+from streamload.engine.execute import Execution, execute
+from streamload.engine.lanes.choice import lane_for
+from streamload.engine.lanes.cuda import CudaMeter
+from streamload.loading.budget import check_memory, is_cache_in_the_way, measured
+from streamload.loading.resolving import Job, hook_for, plan_load
+from streamload.module.commit import OnAssign, commit, existing_tensors
+from streamload.planning import Plan
+from streamload.saving.cache.through import look_up, store
+from streamload.system.memory import PeakSampler
+
+__all__ = ["Run", "run"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A load whose bytes have all arrived.
+
+    Attributes:
+        job: what was to be loaded.
+        plan: as made from the checkpoint.
+        done: the new tensors, and what was seen of the data.
+        report: complete.
+    """
+
+    job: Job
+    plan: Plan
+    done: Execution
+    report: LoadReport
+
+    def commit(self, on_assign: OnAssign | None = None) -> LoadReport:
+        """Put everything in its place at once; on any exception the module is as it was."""
+        assert self.job.module is not None, "a dict of tensors is not committed"
+        try:
+            commit(self.job.module, self.plan, self.done, on_assign=on_assign)
+        except BaseException as error:
+            if self.done.overwritten:
+                note_overwritten(error, self.done.overwritten)
+            raise
+        return self.report
+
+
+def run(job: Job) -> Run:
+    """Plan, check memory, and carry out; the module is not changed but where it holds data.
+
+    Raises:
+        PlanError, MemoryBudgetError: nothing was touched.
+        ReadError, CheckpointError: as the source or the data give cause.
+    """
+    start_s = time.perf_counter()
+    plan = plan_load(job)
+    plan.raise_if_refused()
+    existing = existing_tensors(job.module, plan) if job.module is not None else {}
+    on_layer = hook_for(plan)
+    meter = CudaMeter(t.device for t in plan.tensors)
+    with PeakSampler() as sampler:
+        followed, source, entry = look_up(plan, job.source, job.settings)
+        with closing(entry):
+            followed = measured(followed)
+            if job.settings.check_memory:
+                check_memory(followed)
+            devices = (t.device for t in followed.tensors)
+            # Neither a caller's inference mode nor its default device may reach new tensors.
+            with torch.inference_mode(mode=False), torch.device("cpu"):
+                done = execute(
+                    followed,
+                    source,
+                    lane_for(
+                        devices,
+                        chunk_bytes=job.settings.chunk_bytes,
+                        passing=on_layer is not None,
+                    ),
+                    existing=existing,
+                    progress=job.settings.progress,
+                    release=is_cache_in_the_way(followed),
+                    on_layer=on_layer,
+                )
+            store(entry, done)
+    report = replace(
+        plan.report,
+        mode=followed.options.mode,
+        layout="stored" if followed.options.stored_order else "contiguous",
+        notices=(*plan.notices, *done.notices),
+        bytes_read=done.bytes_read,
+        bytes_written=done.bytes_written,
+        bytes_mapped=sum(t.nbytes for t in followed.tensors if t.mapped is not None),
+        elapsed_s=time.perf_counter() - start_s,
+        memory=replace(
+            followed.memory,
+            peak_rss_bytes=max(sampler.peaks.rss_bytes, 0),
+            peak_anonymous_bytes=max(sampler.peaks.anonymous_bytes, 0),
+            peak_file_bytes=max(sampler.peaks.file_bytes, 0),
+            peak_device_bytes=meter.peak_bytes(),
+        ),
+    )
+    return Run(job, plan, done, report)
