@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from streamload.core.specs import Shape
-from streamload.mapping.layout import Layout, LayoutError, axis_of, concat
+from streamload.mapping.layout import Layout, LayoutError, axis_of, concat, with_size
 from streamload.mapping.transforms import Relayout, Transform, check_counts, one_of
 
 __all__ = ["Chain", "Concat", "HeadSplit", "Mean", "Split", "Sum"]
@@ -23,10 +23,6 @@ def _set_sizes(transform: Transform, sizes: Sequence[int] | None) -> None:
     if not sizes or any(size < 0 for size in sizes):
         raise ValueError(f"{type(transform).__name__}: sizes cannot be {list(sizes)}")
     object.__setattr__(transform, "sizes", tuple(sizes))
-
-
-def _resized(shape: Shape, dim: int, size: int) -> Shape:
-    return (*shape[:dim], size, *shape[dim + 1 :])
 
 
 def _listed(shapes: Sequence[Shape]) -> str:
@@ -72,7 +68,7 @@ class Concat(Transform):
         dim = axis_of(self.dim, shape)
         if shape[dim] != sum(self.sizes):
             raise LayoutError(f"cannot cut shape {list(shape)} into {list(self.sizes)}")
-        parts = [_resized(shape, dim, size) for size in self.sizes]
+        parts = [with_size(shape, dim, size) for size in self.sizes]
         if not self.each:
             return parts
         pairs = zip(self.each, parts, strict=True)
@@ -116,14 +112,14 @@ class Split(Transform):
         first = targets[0]
         dim = axis_of(self.dim, first)
         if any(
-            len(shape) != len(first) or _resized(shape, dim, first[dim]) != first
+            len(shape) != len(first) or with_size(shape, dim, first[dim]) != first
             for shape in targets
         ):
             raise LayoutError(f"{_listed(targets)} are not parts of one tensor")
         sizes = tuple(shape[dim] for shape in targets)
         if self.sizes is not None and self.sizes != sizes:
             raise LayoutError(f"the parts are {list(sizes)} rows, not {list(self.sizes)}")
-        return [_resized(first, dim, sum(sizes))]
+        return [with_size(first, dim, sum(sizes))]
 
 
 @dataclass(frozen=True, slots=True)

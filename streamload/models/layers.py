@@ -145,10 +145,10 @@ class KVCache:
         midway leaves the cache as it was.
         """
         end = self.length + k.shape[2]
-        held = self._buffers[layer]
-        if held is None or held[0].shape[2] < end:
-            held = self._buffers[layer] = self._allocate(held, k, end)
-        keys, values = held
+        buffers = self._buffers[layer]
+        if buffers is None or buffers[0].shape[2] < end:
+            buffers = self._buffers[layer] = self._allocate(buffers, k, end)
+        keys, values = buffers
         keys[:, :, self.length : end] = k
         values[:, :, self.length : end] = v
         return keys[:, :, :end], values[:, :, :end]
@@ -158,17 +158,17 @@ class KVCache:
         self.length += count
 
     def _allocate(
-        self, held: tuple[Tensor, Tensor] | None, like: Tensor, end: int
+        self, buffers: tuple[Tensor, Tensor] | None, like: Tensor, end: int
     ) -> tuple[Tensor, Tensor]:
         batch, heads, _, size = like.shape
         capacity = max(self.capacity, end)
-        if held is not None:
-            capacity = max(2 * held[0].shape[2], end)
+        if buffers is not None:
+            capacity = max(2 * buffers[0].shape[2], end)
         keys = like.new_empty((batch, heads, capacity, size))
         values = torch.empty_like(keys)
-        if held is not None:
-            keys[:, :, : self.length] = held[0][:, :, : self.length]
-            values[:, :, : self.length] = held[1][:, :, : self.length]
+        if buffers is not None:
+            keys[:, :, : self.length] = buffers[0][:, :, : self.length]
+            values[:, :, : self.length] = buffers[1][:, :, : self.length]
         return keys, values
 
 

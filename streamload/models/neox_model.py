@@ -127,7 +127,6 @@ class ParallelBlock(PreNormBlock):
     """``x + attn(ln1(x)) + mlp(ln2(x))``: the parallel residual."""
 
     def forward(self, x: Tensor, span: Span, cache: KVCache | None) -> Tensor:
-        """[batch, n, D] to [batch, n, D]."""
         mixed = x + self.attn(self.ln1(x), span, cache)
         out: Tensor = mixed + self.mlp(self.ln2(x))
         return out

@@ -108,7 +108,6 @@ class PostNormBlock(PreNormBlock):
     """Attention, then the feed-forward part, each normalised before it is added to its input."""
 
     def forward(self, x: Tensor, span: Span, cache: KVCache | None) -> Tensor:
-        """[batch, n, D] to [batch, n, D]."""
         x = x + self.ln1(self.attn(x, span, cache))
         out: Tensor = x + self.ln2(self.mlp(x))
         return out

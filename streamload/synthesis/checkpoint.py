@@ -11,12 +11,12 @@ from typing import IO, Any
 
 from streamload.core.dtypes import parse_dtype
 from streamload.core.errors import WriteError
+from streamload.synthesis.made_up_tokenizer import tokenizer_json
 from streamload.synthesis.presets import PRESETS
 from streamload.synthesis.randoms import blocks
 from streamload.synthesis.recipes import Preset, Recipe
 from streamload.synthesis.shards import INDEX_NAME, Shard, index_json, plan_shards
 from streamload.synthesis.staging import StagedFiles, check_free_space, write_all
-from streamload.synthesis.tokenizer import tokenizer_json
 
 __all__ = ["Progress", "SynthesisReport", "synthesize"]
 

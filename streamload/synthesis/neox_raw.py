@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from streamload.core.errors import StreamloadError, WriteError
 from streamload.core.specs import Shape
 from streamload.synthesis.checkpoint import Progress, SynthesisReport
-from streamload.synthesis.neox_config import STEP_FOLDER, small_files
+from streamload.synthesis.neox_files import STEP_FOLDER, small_files
 from streamload.synthesis.randoms import encode, values
 from streamload.synthesis.recipes import Recipe
 from streamload.synthesis.staging import StagedFiles, check_free_space
