@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from streamload.core.specs import Shape
@@ -20,6 +20,19 @@ __all__ = [
 _SHOWN = 12
 
 
+def as_json(record: Any) -> dict[str, Any]:
+    """A record's fields as JSON has them: tuples are lists, records objects."""
+    return {field.name: _plain(getattr(record, field.name)) for field in fields(record)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if not is_dataclass(value):
+        return value
+    return value.to_dict() if hasattr(value, "to_dict") else as_json(value)
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedTensor:
     """One assignment: which stored tensors fill which local one, and how."""
@@ -33,14 +46,7 @@ class LoadedTensor:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it; ``transform`` is null where the bytes are taken as they are."""
-        return {
-            "sources": list(self.sources),
-            "name": self.name,
-            "stored_dtype": self.stored_dtype,
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-            "transform": self.transform or None,
-        }
+        return {**as_json(self), "transform": self.transform or None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +60,9 @@ class ShapeMismatch:
     detail: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
-        made: dict[str, Any] = {
-            "source": self.source,
-            "stored_shape": list(self.stored_shape),
-            "name": self.name,
-            "shape": list(self.shape),
-        }
-        if self.detail:
-            made["detail"] = self.detail
-        return made
+        """As JSON has it; without ``detail`` where there is none."""
+        found = as_json(self)
+        return found if self.detail else {k: v for k, v in found.items() if k != "detail"}
 
     def __str__(self) -> str:
         text = (
@@ -85,10 +84,6 @@ class MemoryReport:
     peak_file_bytes: int = 0
     peak_device_bytes: int = 0
     staging_bytes: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,30 +148,10 @@ class LoadReport:
 
     def to_dict(self) -> dict[str, Any]:
         """As ``--json`` prints it."""
-        return {
-            "ok": self.ok,
-            "source": printable(self.source),
-            "model_type": self.model_type,
-            "mode": self.mode,
-            "layout": self.layout,
-            "dtype": self.dtype,
-            "device": self.device,
-            "loaded": [entry.to_dict() for entry in self.loaded],
-            "missing": list(self.missing),
-            "unexpected": list(self.unexpected),
-            "shape_mismatch": [entry.to_dict() for entry in self.shape_mismatch],
-            "unfilled": list(self.unfilled),
-            "ignored": list(self.ignored),
-            "tied": [list(group) for group in self.tied],
-            "problems": list(self.problems),
-            "notices": list(self.notices),
-            "bytes_read": self.bytes_read,
-            "bytes_written": self.bytes_written,
-            "bytes_mapped": self.bytes_mapped,
-            "elapsed_s": self.elapsed_s,
-            "bytes_per_s": self.bytes_per_s,
-            "memory": self.memory.to_dict(),
-        }
+        found = {"ok": self.ok, **as_json(self)}
+        found["source"] = printable(self.source)
+        memory = found.pop("memory")
+        return {**found, "bytes_per_s": self.bytes_per_s, "memory": memory}
 
     def to_text(self, *, verbose: bool = False) -> str:
         """A few readable lines; with ``verbose`` also the ledger of assignments."""
@@ -243,19 +218,7 @@ class ExportReport:
 
     def to_dict(self) -> dict[str, Any]:
         """As ``--json`` prints it."""
-        return {
-            "ok": True,
-            "path": printable(self.path),
-            "files": list(self.files),
-            "written": [entry.to_dict() for entry in self.written],
-            "dtype": self.dtype,
-            "names": self.names,
-            "notices": list(self.notices),
-            "bytes_read": self.bytes_read,
-            "bytes_written": self.bytes_written,
-            "elapsed_s": self.elapsed_s,
-            "memory": self.memory.to_dict(),
-        }
+        return {"ok": True, **as_json(self), "path": printable(self.path)}
 
     def to_text(self) -> str:
         """A few readable lines."""

@@ -113,6 +113,17 @@ class StridedCopy:
     target_offset: int
 
     @property
+    def is_run(self) -> bool:
+        """True if it is one contiguous run on both sides."""
+        return self.source_strides == (1,) == self.target_strides
+
+    @property
+    def source_end(self) -> int:
+        """One past the last stored element it reads."""
+        spans = zip(self.shape, self.source_strides, strict=True)
+        return self.source_offset + sum((n - 1) * stride for n, stride in spans) + 1
+
+    @property
     def turns(self) -> bool:
         """True if the stored order's last axis is not the target's: a transposition."""
         return len(self.shape) > 1 and self.target_strides[-1] != min(self.target_strides)

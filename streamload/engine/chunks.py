@@ -64,8 +64,8 @@ def cut(
     """
     name = copies[0][1].stored_name
     first = min(copy.source_offset for _, copy in copies)
-    last = max(_end(copy) for _, copy in copies)
-    if len(copies) == 1 and _is_run(copies[0][1]):
+    last = max(copy.source_end for _, copy in copies)
+    if len(copies) == 1 and copies[0][1].is_run:
         yield from _runs(name, *copies[0], max(chunk_bytes // itemsize, 1))
         return
     unit = _row_unit(copies, last)
@@ -89,16 +89,6 @@ def _runs(name: str, target: int, copy: StridedCopy, step: int) -> Iterator[Chun
         size = min(step, count - at)
         part = Part(target, (size,), (1,), 0, (1,), copy.target_offset + at)
         yield Chunk(name, begin + at, begin + at + size, (part,), direct=True)
-
-
-def _is_run(copy: StridedCopy) -> bool:
-    return copy.source_strides == (1,) and copy.target_strides == (1,)
-
-
-def _end(copy: StridedCopy) -> int:
-    """One past the last stored element the copy reads."""
-    spans = zip(copy.shape, copy.source_strides, strict=True)
-    return copy.source_offset + sum((n - 1) * s for n, s in spans) + 1
 
 
 def _row_unit(copies: Sequence[tuple[int, StridedCopy]], last: int) -> int:

@@ -174,7 +174,7 @@ class _Stream:
     ) -> None:
         """Fill all targets of the groups, and hand each group to ``keep`` when it is complete."""
         overflows: dict[str, int] = {}
-        feed = GroupFeed(self.plan, groups, memory, ahead=ahead)
+        feed = GroupFeed(self.plan, groups, memory)
 
         def done(job: Job) -> bool:
             self.counter.add(job.nbytes, job.spec.name)
@@ -187,7 +187,7 @@ class _Stream:
 
         moved = [t for group in groups for t in group.tensors if t.is_moved]
         try:
-            feed.open_first()
+            feed.open_next(ahead)
             queue = JobQueue(feed.jobs())
             pool = WorkerPool(self.source, self.lane, queue, feed, done=done, release=self.release)
             pool.run(self._workers(moved), tick=tick)

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import torch
 
 from streamload.engine.jobs import Job, jobs_of
-from streamload.engine.lanes.base import Destination
+from streamload.engine.lanes.base import NO_MEMORY, Destination
 from streamload.planning.records import Plan, PlannedTensor
 
 __all__ = ["AHEAD", "Group", "GroupFeed", "in_layers"]
@@ -61,14 +61,13 @@ Memory: TypeAlias = Callable[[PlannedTensor], torch.Tensor]
 class GroupFeed:
     """Gives memory to groups in turn and hands them on when they are complete.
 
-    ``jobs``, ``admit`` and ``done`` are for the workers, ``open_first`` and ``completed`` for the
+    ``jobs``, ``admit`` and ``done`` are for the workers, ``open_next`` and ``completed`` for the
     calling thread.
 
     Args:
         plan: what goes where.
         groups: in the order in which they are filled.
         memory: of a target that workers fill.
-        ahead: how many groups have memory at once.
     """
 
     def __init__(
@@ -76,23 +75,21 @@ class GroupFeed:
         plan: Plan,
         groups: Sequence[Group],
         memory: Memory,
-        *,
-        ahead: int = AHEAD,
     ) -> None:
         self._plan = plan
         self._groups = groups
         self._memory = memory
-        self._ahead = ahead
         self._group_of: list[Group] = []
         self._numbers: dict[str, int] = {}
         self.destinations: list[Destination] = []
         for at, group in enumerate(groups):
-            group.at, group.is_whole = at, not any(t.is_moved for t in group.tensors)
+            group.at, group.is_whole = at, True
             for tensor in group.tensors:
                 if tensor.is_moved:
+                    group.is_whole = False
                     self._numbers[tensor.name] = len(self.destinations)
                     self._group_of.append(group)
-                    self.destinations.append(Destination.of(tensor))
+                    self.destinations.append(Destination(NO_MEMORY, tensor.device, tensor.is_new))
         self._opened = 0
         self._handed_on = 0
         self._stopped = False
@@ -135,10 +132,15 @@ class GroupFeed:
             self._stopped = True
             self._changed.notify_all()
 
-    def open_first(self) -> None:
-        """Give memory to the first groups."""
-        for _ in self._groups[: self._ahead]:
-            self._open()
+    def open_next(self, count: int = 1) -> None:
+        """Give memory to the next groups, as far as there are any."""
+        for group in self._groups[self._opened : self._opened + count]:
+            for tensor in group.tensors:
+                if tensor.is_moved:
+                    self.destinations[self._numbers[tensor.name]].tensor = self._memory(tensor)
+            with self._changed:
+                self._opened += 1
+                self._changed.notify_all()
 
     def completed(self) -> Iterator[Group]:
         """The groups that have become complete, in order; each is given up before the next one.
@@ -152,13 +154,4 @@ class GroupFeed:
                     return
             yield group
             self._handed_on += 1
-            if self._opened < len(self._groups):
-                self._open()
-
-    def _open(self) -> None:
-        for tensor in self._groups[self._opened].tensors:
-            if tensor.is_moved:
-                self.destination(tensor).tensor = self._memory(tensor)
-        with self._changed:
-            self._opened += 1
-            self._changed.notify_all()
+            self.open_next()

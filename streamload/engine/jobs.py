@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from streamload.core.dtypes import BY_NAME
 from streamload.core.options import Settings
@@ -22,11 +22,11 @@ READAHEAD_BYTES = 48 << 20
 _MOST_AHEAD = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """Blocks of one stored tensor; several only where it can but be read whole.
+class Job(NamedTuple):
+    """Chunks of one stored tensor; several only where it can but be read whole.
 
     Attributes:
+        chunks: what is read, and where its parts go.
         extent: the bytes the job reads, if they lie in a file.
         nbytes: how many it reads.
         target: number of the first destination it writes.
@@ -34,19 +34,9 @@ class Job:
 
     spec: TensorSpec
     chunks: tuple[Chunk, ...]
-
-    extent: Extent | None = field(init=False)
-    nbytes: int = field(init=False)
-    target: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        size = BY_NAME[self.spec.dtype].itemsize
-        start, stop = self.chunks[0].start, self.chunks[-1].stop
-        whole = self.spec.extent
-        extent = whole and Extent(whole.file, whole.offset + start * size, (stop - start) * size)
-        object.__setattr__(self, "extent", extent)
-        object.__setattr__(self, "target", self.chunks[0].parts[0].target)
-        object.__setattr__(self, "nbytes", sum(b.stop - b.start for b in self.chunks) * size)
+    extent: Extent | None
+    nbytes: int
+    target: int
 
 
 def jobs_of(
@@ -74,22 +64,28 @@ def jobs_of(
             itemsizes[copy.stored_name] = max(size, itemsizes.get(copy.stored_name, 0))
     for name in sorted(by_source, key=order.__getitem__):
         spec = stored[name]
+        size = BY_NAME[spec.dtype].itemsize
         chunks = cut(
             by_source[name],
-            itemsize=BY_NAME[spec.dtype].itemsize,
+            itemsize=size,
             chunk_bytes=options.chunk_bytes,
             staging_bytes=options.staging_bytes,
             staged_itemsize=itemsizes[name],
         )
-        if spec.extent is None:
-            yield Job(spec, tuple(chunks))
-        else:
-            for chunk in chunks:
-                yield Job(spec, (chunk,))
+        whole = spec.extent
+        for some in ((chunk,) for chunk in chunks) if whole is not None else (tuple(chunks),):
+            start, nbytes = some[0].start * size, sum(c.stop - c.start for c in some) * size
+            extent = whole and Extent(whole.file, whole.offset + start, nbytes)
+            yield Job(spec, some, extent, nbytes, some[0].parts[0].target)
 
 
 class Reader:
-    """Reads stored elements of one tensor; see ReadElements."""
+    """Reads stored elements of one tensor.
+
+    Attributes:
+        held: all elements as a flat tensor in memory order, if they are in host memory already;
+            never to be written to.
+    """
 
     def __init__(self, source: Source, spec: TensorSpec) -> None:
         self._source = source
@@ -100,7 +96,7 @@ class Reader:
             self.held = source.tensor(spec.name).contiguous().view(-1)
 
     def __call__(self, start: int, stop: int, buffer: memoryview, /) -> None:
-        """Fill ``buffer`` with the elements [start, stop)."""
+        """Fill ``buffer``, which is the caller's throughout, with the elements [start, stop)."""
         size = self._size
         extent = self._spec.extent
         if self.held is not None:
@@ -121,7 +117,7 @@ class JobQueue:
         self._lock = threading.Lock()
 
     def take(self) -> tuple[Job | None, list[Extent]]:
-        """The next job, or None at the end; and extents that are due soon."""
+        """The next job, or None at the end; and extents that are due soon, neighbours as one."""
         due: list[Extent] = []
         with self._lock:
             while self._ahead_bytes < READAHEAD_BYTES and len(self._ahead) < _MOST_AHEAD:
@@ -130,18 +126,17 @@ class JobQueue:
                     break
                 self._ahead.append(job)
                 self._ahead_bytes += job.nbytes
-                if job.extent is not None:
-                    _append_merged(due, job.extent)
+                last, new = due[-1] if due else None, job.extent
+                if (
+                    new
+                    and last
+                    and (last.file, last.offset + last.nbytes) == (new.file, new.offset)
+                ):
+                    due[-1] = Extent(last.file, last.offset, last.nbytes + new.nbytes)
+                elif new:
+                    due.append(new)
             if not self._ahead:
                 return None, due
             job = self._ahead.popleft()
             self._ahead_bytes -= job.nbytes
             return job, due
-
-
-def _append_merged(extents: list[Extent], extent: Extent) -> None:
-    last = extents[-1] if extents else None
-    if last and last.file == extent.file and last.offset + last.nbytes == extent.offset:
-        extents[-1] = Extent(last.file, last.offset, last.nbytes + extent.nbytes)
-    else:
-        extents.append(extent)

@@ -100,7 +100,7 @@ def compare(plan: Plan, source: Source, comparison: Comparison) -> str | None:
 def _equal(plan: Plan, source: Source, kept: PlannedTensor, other: PlannedTensor) -> bool:
     pair = [t.copies[0] for t in (kept, other) if len(t.copies) == 1]
     specs = [plan.stored[t.sources[0]] for t in (kept, other)]
-    runs = len(pair) == 2 and all(m.source_strides == (1,) == m.target_strides for m in pair)
+    runs = len(pair) == 2 and all(copy.is_run for copy in pair)
     if runs and specs[0].dtype == specs[1].dtype and pair[0].shape == pair[1].shape:
         return _equal_blocks(plan, source, pair[0], pair[1])
     return torch.equal(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from streamload.core.dtypes import BY_NAME
@@ -23,8 +24,12 @@ def measured(plan: Plan) -> Plan:
     return replace(plan, memory=memory)
 
 
-def check_memory(plan: Plan) -> None:
-    """Refuse a plan that does not fit; of host memory by what was measured, of devices by asking.
+def check_memory(plan: Plan, room: Mapping[str, int]) -> None:
+    """Refuse a plan that does not fit.
+
+    Args:
+        plan: with what there is of host memory measured.
+        room: free bytes of devices that have memory of their own.
 
     Raises:
         MemoryBudgetError: it does not fit; the message says which option would.
@@ -39,21 +44,20 @@ def check_memory(plan: Plan) -> None:
             available_bytes=memory.available_bytes,
             limit=memory.limit,
         )
-    needed: dict[str, int] = {}
-    for tensor in plan.tensors if options.on_layer is None else ():  # what that makes is not known
-        if tensor.is_new and tensor.device.partition(":")[0] == "cuda":
-            size = numel(tensor.shape) if tensor.name in plan.quantized else tensor.nbytes
-            needed[tensor.device] = needed.get(tensor.device, 0) + size
-    for device, size in needed.items():
-        from streamload.engine.lanes.cuda import free_bytes
-
-        there = free_bytes(device)
-        if size > there:
+    if options.on_layer is not None:
+        return  # what becomes of its tensors is not known
+    for device, free_bytes in room.items():
+        size = sum(
+            numel(t.shape) if t.name in plan.quantized else t.nbytes
+            for t in plan.tensors
+            if t.is_new and t.device == device
+        )
+        if size > free_bytes:
             raise MemoryBudgetError(
                 f"{printable(plan.source)}: needs {format_bytes(size)} on {device}, which "
-                f"has {format_bytes(there)} left; check_memory=False tries all the same",
+                f"has {format_bytes(free_bytes)} left; check_memory=False tries all the same",
                 needed_bytes=size,
-                available_bytes=there,
+                available_bytes=free_bytes,
                 limit="device",
             )
 

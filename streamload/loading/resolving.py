@@ -15,9 +15,9 @@ from streamload.engine.lanes.choice import unusable
 from streamload.engine.on_layer import OnLayer
 from streamload.mapping.binding import Binding, Mapper, bind
 from streamload.mapping.choose import choose_binding, under_prefix
-from streamload.module.commit import targets_of
 from streamload.module.overlap import in_place_problems
 from streamload.module.quantizing import quantized_plan, quantizing
+from streamload.module.targets import targets_of
 from streamload.planning import Plan, Targets, build_plan
 from streamload.saving.cache.through import cache_settings
 from streamload.sources.base import Source

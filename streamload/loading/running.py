@@ -12,10 +12,10 @@ from streamload.core.errors import note_overwritten
 from streamload.core.report import LoadReport
 from streamload.engine.execute import Execution, execute
 from streamload.engine.lanes.choice import lane_for
-from streamload.engine.lanes.cuda import CudaMeter
 from streamload.loading.budget import check_memory, is_cache_in_the_way, measured
 from streamload.loading.resolving import Job, hook_for, plan_load
-from streamload.module.commit import OnAssign, commit, existing_tensors
+from streamload.module.commit import OnAssign, commit
+from streamload.module.targets import existing_tensors
 from streamload.planning import Plan
 from streamload.saving.cache.through import look_up, store
 from streamload.system.memory import PeakSampler
@@ -63,24 +63,23 @@ def run(job: Job) -> Run:
     plan.raise_if_refused()
     existing = existing_tensors(job.module, plan) if job.module is not None else {}
     on_layer = hook_for(plan)
-    meter = CudaMeter(t.device for t in plan.tensors)
+    lane = lane_for(
+        (t.device for t in plan.tensors),
+        chunk_bytes=job.settings.chunk_bytes,
+        passing=on_layer is not None,
+    )
     with PeakSampler() as sampler:
         followed, source, entry = look_up(plan, job.source, job.settings)
         with closing(entry):
             followed = measured(followed)
             if job.settings.check_memory:
-                check_memory(followed)
-            devices = (t.device for t in followed.tensors)
+                check_memory(followed, lane.room())
             # Neither a caller's inference mode nor its default device may reach new tensors.
             with torch.inference_mode(mode=False), torch.device("cpu"):
                 done = execute(
                     followed,
                     source,
-                    lane_for(
-                        devices,
-                        chunk_bytes=job.settings.chunk_bytes,
-                        passing=on_layer is not None,
-                    ),
+                    lane,
                     existing=existing,
                     progress=job.settings.progress,
                     release=is_cache_in_the_way(followed),
@@ -101,7 +100,7 @@ def run(job: Job) -> Run:
             peak_rss_bytes=max(sampler.peaks.rss_bytes, 0),
             peak_anonymous_bytes=max(sampler.peaks.anonymous_bytes, 0),
             peak_file_bytes=max(sampler.peaks.file_bytes, 0),
-            peak_device_bytes=meter.peak_bytes(),
+            peak_device_bytes=lane.peak_bytes(),
         ),
     )
     return Run(job, plan, done, report)

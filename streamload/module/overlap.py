@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from streamload.module.commit import real_tensors
+from streamload.module.targets import real_tensors
 from streamload.planning.records import Plan
 
 __all__ = ["in_place_problems"]
 
 # Strides nest in practice, which takes a few steps; what takes more is refused unseen.
-_MOST_STEPS = 20_000
-# (stride, least, greatest coefficient)
-_Term = tuple[int, int, int]
+_MOST_STEPS: Any = 20_000  # numpy's stub knows of two values alone
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """One tensor in memory, from the byte ``start`` up to ``stop``;
-    ``dims`` are its (stride in bytes, size), those of an element last.
-    """
+@dataclass(frozen=True, slots=True, eq=False)
+class _Memory:
+    """One tensor's bytes: an array that is only ever asked where it lies, never read."""
 
     name: str
     is_written: bool
+    bytes: np.ndarray
     start: int
     stop: int
-    dims: tuple[tuple[int, int], ...]
 
 
 def in_place_problems(module: nn.Module, plan: Plan) -> list[str]:
@@ -44,104 +43,73 @@ def in_place_problems(module: nn.Module, plan: Plan) -> list[str]:
     if not written:
         return []
     problems: list[str] = []
-    held: dict[torch.device, list[_Held]] = {}
+    memories: dict[torch.device, list[_Memory]] = {}
     for names, tensor, is_kept in real_tensors(module):
         is_written = not written.isdisjoint(names)
         if not (is_written or is_kept) or tensor.numel() == 0 or tensor.layout != torch.strided:
             continue
-        if is_written:
-            why = _fault(tensor)
-            if why:
-                problems.append(f"{names[0]!r} {why}")
-                continue
-        held.setdefault(tensor.device, []).append(_held(names[0], tensor, is_written))
-    for group in held.values():
+        memory = _memory(names[0], tensor, is_written)
+        if is_written and (why := _fault(tensor, memory.bytes)):
+            problems.append(f"{names[0]!r} {why}")
+        else:
+            memories.setdefault(tensor.device, []).append(memory)
+    for group in memories.values():
         problems += _overlaps(group)
     return problems
 
 
-def _fault(tensor: torch.Tensor) -> str:
+def _memory(name: str, tensor: torch.Tensor, is_written: bool) -> _Memory:
+    size, start = tensor.element_size(), tensor.data_ptr()
+    spans = zip(tensor.stride(), tensor.shape, strict=True)
+    nbytes = size * (1 + sum(stride * (n - 1) for stride, n in spans))
+    buffer: Any = (ctypes.c_char * nbytes).from_address(start)
+    array: np.ndarray = np.ndarray(
+        (*tensor.shape, size),
+        np.uint8,
+        buffer,
+        strides=(*(stride * size for stride in tensor.stride()), 1),
+    )
+    return _Memory(name, is_written, array, start, start + nbytes)
+
+
+def _fault(tensor: torch.Tensor, memory: np.ndarray) -> str:
     if tensor.is_conj() or tensor.is_neg():
         view = "conjugated" if tensor.is_conj() else "negated"
         return (
             f"is a {view} view of other memory, which cannot be overwritten in place: make it "
             "plain with resolve_conj() or resolve_neg()"
         )
-    dims = list(zip(tensor.stride(), tensor.shape, strict=True))
-    if any(stride == 0 and size > 1 for stride, size in dims) or _can_be_zero(
-        [(stride, 1 - size, size - 1) for stride, size in dims if size > 1], 0, trivially=False
-    ):
-        return (
-            f"has elements that share memory (shape {list(tensor.shape)}, strides "
-            f"{list(tensor.stride())}), so that it cannot be overwritten in place: make it whole "
-            "with clone()"
-        )
+    # Two elements that differ first in a dimension, by as much as they may: the dimensions before
+    # it are equal for both, so they cancel out.
+    for dimension in range(tensor.dim()):
+        rest = memory[(0,) * dimension]
+        if len(rest) > 1 and _share(rest[:1], rest[1:]):
+            return (
+                f"has elements that share memory (shape {list(tensor.shape)}, strides "
+                f"{list(tensor.stride())}), so that it cannot be overwritten in place: make it "
+                "whole with clone()"
+            )
     return ""
 
 
-def _held(name: str, tensor: torch.Tensor, is_written: bool) -> _Held:
-    itemsize = tensor.element_size()
-    dims = [(s * itemsize, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1]
-    dims.append((1, itemsize))
-    span = sum(stride * (size - 1) for stride, size in dims)
-    start = tensor.data_ptr()
-    return _Held(name, is_written, start, start + span + 1, tuple(dims))
-
-
-def _overlaps(group: Sequence[_Held]) -> Iterator[str]:
+def _overlaps(memories: Sequence[_Memory]) -> Iterator[str]:
     """One line for each tensor that has a byte in common with one before it in memory."""
-    active: list[_Held] = []
-    for tensor in sorted(group, key=lambda held: held.start):
-        active = [other for other in active if other.stop > tensor.start]
+    active: list[_Memory] = []
+    for memory in sorted(memories, key=lambda memory: memory.start):
+        active = [other for other in active if other.stop > memory.start]
         for other in active:
-            if (tensor.is_written or other.is_written) and _overlap(other, tensor):
+            if (memory.is_written or other.is_written) and _share(other.bytes, memory.bytes):
                 yield (
-                    f"{other.name!r} and {tensor.name!r} share a part of their memory, so that "
+                    f"{other.name!r} and {memory.name!r} share a part of their memory, so that "
                     "loading one would change the other: make one of them whole with clone()"
                 )
                 break
-        active.append(tensor)
+        active.append(memory)
 
 
-def _overlap(first: _Held, second: _Held) -> bool:
-    """True if a byte belongs to both: first.start + Σ i·s = second.start + Σ j·t somewhere."""
-    terms: dict[int, list[int]] = {}
-    for stride, size in first.dims:
-        terms.setdefault(stride, [0, 0])[1] += size - 1
-    for stride, size in second.dims:
-        terms.setdefault(stride, [0, 0])[0] -= size - 1
-    bounded = [(stride, low, high) for stride, (low, high) in terms.items() if stride]
-    return _can_be_zero(bounded, second.start - first.start)
-
-
-def _can_be_zero(terms: Sequence[_Term], total: int, *, trivially: bool = True) -> bool:
-    """True if Σ c·stride = total for some whole c within their bounds (or that takes too long).
-
-    Args:
-        terms: strides over 0, with the bounds of their coefficients.
-        total: what the sum must be.
-        trivially: whether all coefficients may be 0.
-    """
-    ordered = sorted(terms, reverse=True)
-    # What the terms from each place on can add up to.
-    reach = [(0, 0)]
-    for stride, low, high in reversed(ordered):
-        reach.append((reach[-1][0] + low * stride, reach[-1][1] + high * stride))
-    reach.reverse()
-    waiting = [(0, total, trivially)]
-    for _ in range(_MOST_STEPS):
-        if not waiting:
-            return False
-        at, rest, done = waiting.pop()
-        if at == len(ordered):
-            if rest == 0 and done:
-                return True
-            continue
-        stride, low, high = ordered[at]
-        least, most = reach[at + 1]
-        first = max(low, -((most - rest) // stride))
-        last = min(high, (rest - least) // stride)
-        if last - first > _MOST_STEPS:
-            return True
-        waiting += [(at + 1, rest - c * stride, done or c != 0) for c in range(first, last + 1)]
-    return True
+def _share(first: np.ndarray, second: np.ndarray) -> bool:
+    """True if a byte belongs to both, or to tell would take too long."""
+    try:
+        return np.shares_memory(first, second, max_work=_MOST_STEPS)
+    except np.exceptions.TooHardError:
+        return True

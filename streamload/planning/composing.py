@@ -74,11 +74,7 @@ def _is_whole(part: PlannedTensor, tensor: PlannedTensor) -> bool:
     if not tensor.copies:
         return numel(tensor.shape) == 0
     (copy, *more) = tensor.copies
-    return not more and _is_run(copy) and copy.source_offset == copy.target_offset == 0
-
-
-def _is_run(copy: StridedCopy) -> bool:
-    return copy.source_strides == (1,) and copy.target_strides == (1,)
+    return not more and copy.is_run and copy.source_offset == copy.target_offset == 0
 
 
 def _through(part: PlannedTensor, copy: StridedCopy) -> list[StridedCopy]:
@@ -94,12 +90,12 @@ def _through(part: PlannedTensor, copy: StridedCopy) -> list[StridedCopy]:
         low, high = _span(inner.shape, inner.target_strides, inner.target_offset)
         if high <= begin or end <= low:
             continue
-        if _is_run(copy) and begin <= low and high <= end:
+        if copy.is_run and begin <= low and high <= end:
             made.append(_shifted(inner, copy))
-        elif _is_run(inner) and low <= begin and end <= high:
+        elif inner.is_run and low <= begin and end <= high:
             offset = copy.source_offset - inner.target_offset + inner.source_offset
             made.append(replace(copy, stored_name=inner.stored_name, source_offset=offset))
-        elif _is_run(inner) and _is_run(copy):
+        elif inner.is_run and copy.is_run:
             made.append(_overlap(inner, copy, max(low, begin), min(high, end)))
         else:
             raise LayoutError("its parts are re-laid twice")

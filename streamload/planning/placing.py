@@ -57,7 +57,7 @@ def place(builder: PlanBuilder, assignment: Assignment) -> None:
     specs = [builder.stored[name] for name in assignment.sources]
     wanted: list[TargetSpec | None] = [None] * len(assignment.targets)
     if builder.targets is not None:
-        wanted = [builder.targets.get(name) for name in assignment.targets]
+        wanted = [builder.targets.by_name.get(name) for name in assignment.targets]
         if not any(wanted):
             builder.unexpected += assignment.sources
             return
@@ -83,7 +83,11 @@ def place(builder: PlanBuilder, assignment: Assignment) -> None:
             builder.troubled.add(target)
             builder.findings.append(Finding(f" {problem}", True, target, f"{names}: "))
             continue
-        _settle(builder, target, planned)
+        first = builder.placed.setdefault(planned.name, planned)
+        if first is planned:
+            builder.placed_by[planned.name] = target
+        else:
+            _settle(builder, target, first, planned)
 
 
 def _places(
@@ -176,7 +180,8 @@ def _planned(
     stored = tuple([BY_NAME[builder.stored[name].dtype] for name in names])
     dtype = target_dtype(target, stored, spec, options.dtype)
     is_new = spec is None or spec.is_meta or (spec.kind == "buffer" and _is_built(builder))
-    device = device_of(target, options.device)
+    device = options.device
+    device = device if isinstance(device, str) else device_of(target, device)
     transform = assignment.transform
     in_stored_order = is_new and options.stored_order and not transform.reduces
     strides = geometry.strides(stored_order=in_stored_order)
@@ -198,7 +203,9 @@ def _planned(
         layer=assignment.layer,
         device=device,
         is_new=is_new,
-        mapped=_mapped(builder, names, layout, dtype.name, device) if is_new else None,
+        mapped=_mapped(builder, names, layout, dtype.name, device)
+        if is_new and options.mode == "map"
+        else None,
     )
 
 
@@ -231,7 +238,7 @@ def _mapped(
 ) -> MappedView | None:
     """The view of the mapped file, if the target can be one as it is stored."""
     options = builder.options
-    if options.mode != "map" or len(names) != 1 or not numel(layout.shape):
+    if len(names) != 1 or not numel(layout.shape):
         return None
     spec = builder.stored[names[0]]
     view = layout.source_strides()
@@ -250,13 +257,10 @@ def _is_row_major(shape: Shape, strides: Shape) -> bool:
     return all(size == 1 or found == wanted for size, found, wanted in pairs)
 
 
-def _settle(builder: PlanBuilder, target: str, planned: PlannedTensor) -> None:
-    """Enter a planned tensor; a second one for the same target is compared or refused."""
-    before = builder.placed.get(planned.name)
-    if before is None:
-        builder.placed[planned.name] = planned
-        builder.placed_by[planned.name] = target
-        return
+def _settle(
+    builder: PlanBuilder, target: str, before: PlannedTensor, planned: PlannedTensor
+) -> None:
+    """A second tensor for the same target is compared with the one before it, or refused."""
     if builder.placed_by[planned.name] == target:
         both = " and ".join(repr(" + ".join(p.sources)) for p in (before, planned))
         builder.refuse(f"{both} both fall on {target!r}")

@@ -52,17 +52,18 @@ class Targets(Mapping[str, TargetSpec]):
     specs: tuple[TargetSpec, ...]
 
     @cached_property
-    def _by_name(self) -> dict[str, TargetSpec]:
+    def by_name(self) -> dict[str, TargetSpec]:
+        """Every name → its tensor."""
         return {name: spec for spec in self.specs for name in spec.names}
 
     def __getitem__(self, name: str) -> TargetSpec:
-        return self._by_name[name]
+        return self.by_name[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._by_name)
+        return iter(self.by_name)
 
     def __len__(self) -> int:
-        return len(self._by_name)
+        return len(self.by_name)
 
     @cached_property
     def any_meta(self) -> bool:

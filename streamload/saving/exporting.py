@@ -19,7 +19,7 @@ from streamload.mapping.registry import known_model_types, mapping_for
 from streamload.mapping.rules import NameMap, Rule
 from streamload.mapping.tables.gpt2_names import gpt2_map
 from streamload.models.decoder import Decoder
-from streamload.module.commit import targets_of
+from streamload.module.targets import targets_of
 from streamload.planning.inverse import build_export_plan
 from streamload.planning.records import Targets
 from streamload.saving.checkpoint import write_checkpoint

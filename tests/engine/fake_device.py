@@ -74,25 +74,31 @@ class FakeOps:
         self.scratch_bytes = 0
         self.done = 0
 
+    def free_bytes(self):
+        return None
+
+    def marks(self):
+        return 0, 0
+
     def host(self, nbytes):
         self.host_bytes += nbytes
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def scratch(self, nbytes, stream):
         self.scratch_bytes += nbytes
-        return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def counter(self, stream):
         return torch.zeros((), dtype=torch.int64)
 
     def allocate(self, tensor):
-        made = empty_on(tensor, self._device)
+        made = empty_on(tensor, self.device)
         if made.is_floating_point():
             made.fill_(float("nan"))
         return made
 
     @property
-    def _device(self):
+    def device(self):
         return "meta" if self._discards else "cpu"
 
     def stream(self, name=None):

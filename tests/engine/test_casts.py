@@ -166,7 +166,7 @@ def test_one_source_for_targets_of_two_dtypes_is_rounded_once():
     table = NameMap((Rule("w", ("a", "b"), Chain(Transpose(), Split(0))),))
     module = bag({"a": (4, 6)}, device="cpu", dtype=torch.bfloat16)
     module.register_parameter("b", torch.nn.Parameter(torch.zeros(4, 6)))
-    from streamload.module.commit import existing_tensors, targets_of
+    from streamload.module.targets import existing_tensors, targets_of
 
     source = MemorySource({"w": w})
     plan = build_plan(source.catalog, table, targets_of(module), Settings(staging_bytes=64))

@@ -111,7 +111,7 @@ class Recording(MemorySource):
 
 def test_masks_are_never_read():
     from streamload.mapping.tables.gpt2_names import gpt2_map
-    from streamload.module.commit import targets_of
+    from streamload.module.targets import targets_of
 
     wanted = gpt2_tensors()
     source = Recording(with_masks(wanted, torch.uint8))

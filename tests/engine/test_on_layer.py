@@ -195,8 +195,7 @@ def test_state_dicts_have_the_replacements_too(path, values):
 
 
 def test_workers_wait_for_a_slow_function(path, monkeypatch):
-    from streamload.engine.lanes.cpu import CpuLane
-    from streamload.engine.lanes.passing import PagedCpuLane
+    from streamload.engine.lanes.cpu import CpuLane, PagedCpuLane
 
     held, most = set(), []
 

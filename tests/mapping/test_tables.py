@@ -10,7 +10,7 @@ from streamload.core.options import Settings
 from streamload.core.specs import Catalog, TensorSpec
 from streamload.mapping import registry
 from streamload.mapping.registry import build_model, known_model_types, mappings_for
-from streamload.module.commit import targets_of
+from streamload.module.targets import targets_of
 from streamload.planning import build_plan
 from tests.families.architectures import ARCHITECTURES
 

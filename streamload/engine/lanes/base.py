@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from streamload.engine.chunks import Chunk
+from streamload.engine.jobs import Reader
 from streamload.planning.records import PlannedTensor
 
-__all__ = ["NO_MEMORY", "Lane", "LaneWorker", "ReadElements", "Destination"]
+__all__ = ["NO_MEMORY", "Lane", "LaneWorker", "Destination"]
 
 
 # What a destination holds before it has memory, and after it was handed on.
 NO_MEMORY = torch.empty(0, dtype=torch.uint8, device="cpu")
-
-
-class ReadElements(Protocol):
-    """Fills a writable buffer with the stored elements [start, stop) of one tensor.
-
-    Attributes:
-        held: all elements as a flat tensor in memory order, if they are in host memory already;
-            never to be written to.
-    """
-
-    held: torch.Tensor | None
-
-    def __call__(self, start: int, stop: int, buffer: memoryview, /) -> None:
-        """Fill ``buffer``, which is the caller's throughout."""
 
 
 @dataclass(slots=True)
@@ -44,16 +31,11 @@ class Destination:
         touched: True once something may have been written.
     """
 
-    tensor: torch.Tensor
+    tensor: torch.Tensor = NO_MEMORY
     device: str = "cpu"
     is_fresh: bool = False
     overflows: int = 0
     touched: bool = False
-
-    @classmethod
-    def of(cls, planned: PlannedTensor) -> Destination:
-        """One that gets its memory later."""
-        return cls(NO_MEMORY, planned.device, is_fresh=planned.is_new)
 
 
 class LaneWorker(Protocol):
@@ -63,7 +45,7 @@ class LaneWorker(Protocol):
         self,
         chunk: Chunk,
         stored: torch.dtype,
-        read: ReadElements,
+        read: Reader,
         destinations: Sequence[Destination],
     ) -> None:
         """Read one block and write its parts; returns when the worker's buffers may be reused."""
@@ -83,3 +65,9 @@ class Lane(Protocol):
 
     def finish(self) -> None:
         """Wait until everything written can be used by the caller's current stream."""
+
+    def room(self) -> Mapping[str, int]:
+        """Bytes that can still be allocated, by device; without those that count as host memory."""
+
+    def peak_bytes(self) -> int:
+        """How much device memory was held at most, over what was held when the lane was made."""

@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 
 from streamload.engine.chunks import Chunk, Part
-from streamload.engine.lanes.base import Destination, Lane, LaneWorker, ReadElements
-from streamload.engine.lanes.cpu import CpuLane
+from streamload.engine.jobs import Reader
+from streamload.engine.lanes.base import Destination, Lane, LaneWorker
+from streamload.engine.lanes.cpu import CpuLane, PagedCpuLane
 from streamload.engine.lanes.device import DeviceLane, PlainOps
-from streamload.engine.lanes.passing import PagedCpuLane
 from streamload.engine.lanes.ring import SLOT_BYTES
 from streamload.planning.records import PlannedTensor
 
@@ -98,6 +98,14 @@ class DeviceLanes:
         for lane in self._lanes.values():
             lane.finish()
 
+    def room(self) -> Mapping[str, int]:
+        return {
+            device: free for lane in self._lanes.values() for device, free in lane.room().items()
+        }
+
+    def peak_bytes(self) -> int:
+        return sum(lane.peak_bytes() for lane in self._lanes.values())
+
 
 class _Dispatcher:
     def __init__(self, lanes: Mapping[str, Lane]) -> None:
@@ -108,7 +116,7 @@ class _Dispatcher:
         self,
         chunk: Chunk,
         stored: torch.dtype,
-        read: ReadElements,
+        read: Reader,
         destinations: Sequence[Destination],
     ) -> None:
         """See LaneWorker; a block with parts on several devices is read once for each."""

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import CheckpointError
 from streamload.core.specs import numel
 from streamload.engine.casts import can_overflow, count_overflows, overflowed
 from streamload.engine.chunks import Chunk, Part
-from streamload.engine.lanes.base import Destination, ReadElements
+from streamload.engine.jobs import Reader
+from streamload.engine.lanes.base import Destination
 from streamload.planning.records import PlannedTensor
+from streamload.sources.blocks import torch_dtype
 from streamload.system.pages import empty_pages, populate
 
-__all__ = ["Buffer", "CpuLane", "CpuWorker"]
+__all__ = ["Buffer", "CpuLane", "CpuWorker", "PagedCpuLane", "refuse_odd_bools"]
 
 
 # Held while a destination's count is raised: several workers write one tensor.
@@ -58,9 +59,7 @@ class CpuLane:
 
     def allocate(self, tensor: PlannedTensor) -> torch.Tensor:
         """Memory that is not touched before its values arrive."""
-        name = BY_NAME[tensor.dtype].torch_name
-        assert name is not None, "planning refuses dtypes without a torch counterpart"
-        dtype: torch.dtype = getattr(torch, name)
+        dtype = torch_dtype(tensor.dtype)
         return torch.empty_strided(tensor.shape, tensor.strides, dtype=dtype, device="cpu")
 
     def worker(self) -> CpuWorker:
@@ -69,6 +68,20 @@ class CpuLane:
 
     def finish(self) -> None:
         """Nothing is under way."""
+
+    def room(self) -> Mapping[str, int]:
+        return {}
+
+    def peak_bytes(self) -> int:
+        return 0
+
+
+class PagedCpuLane(CpuLane):
+    """The CPU lane for tensors that may be replaced as soon as they are complete."""
+
+    def allocate(self, tensor: PlannedTensor) -> torch.Tensor:
+        """Memory that goes back to the system when the tensor is let go."""
+        return empty_pages(tensor.shape, torch_dtype(tensor.dtype), tensor.strides)
 
 
 class CpuWorker:
@@ -83,7 +96,7 @@ class CpuWorker:
         self,
         chunk: Chunk,
         stored: torch.dtype,
-        read: ReadElements,
+        read: Reader,
         destinations: Sequence[Destination],
     ) -> None:
         """See LaneWorker."""
@@ -105,9 +118,7 @@ class CpuWorker:
         self._raw, self._panel = Buffer(), Buffer()
 
     @staticmethod
-    def _carry_direct(
-        chunk: Chunk, read: ReadElements, destinations: Sequence[Destination]
-    ) -> None:
+    def _carry_direct(chunk: Chunk, read: Reader, destinations: Sequence[Destination]) -> None:
         part = chunk.parts[0]
         tensor = destinations[part.target].tensor
         count = chunk.stop - chunk.start
@@ -123,7 +134,7 @@ class CpuWorker:
         self,
         chunk: Chunk,
         stored: torch.dtype,
-        read: ReadElements,
+        read: Reader,
         destinations: Sequence[Destination],
     ) -> None:
         """Cast whole rows into staging, then copy each part once, transposed.
@@ -147,7 +158,7 @@ class CpuWorker:
                 _count(destinations[part.target], int(held.sum()))
 
     def _fill_panel(
-        self, panel: torch.Tensor, chunk: Chunk, stored: torch.dtype, read: ReadElements
+        self, panel: torch.Tensor, chunk: Chunk, stored: torch.dtype, read: Reader
     ) -> torch.Tensor | None:
         """Read and cast a block into ``panel``; where values overflowed, if any did."""
         lost: torch.Tensor | None = None
@@ -195,19 +206,15 @@ def _copy_part(raw: torch.Tensor, part: Part, destination: Destination) -> None:
     _prepare(destination, part)
     order = sorted(range(len(part.shape)), key=lambda d: -part.target_strides[d])
     shape, source, target = (
-        tuple(values[d] for d in order)
+        tuple([values[d] for d in order])
         for values in (part.shape, part.source_strides, part.target_strides)
     )
     start = destination.tensor.storage_offset() + part.target_offset
     view = torch.as_strided(destination.tensor, shape, target, start)
-    start = raw.storage_offset() + part.source_offset
-    _cast(torch.as_strided(raw, shape, source, start), view, destination)
-
-
-def _cast(source: torch.Tensor, target: torch.Tensor, destination: Destination) -> None:
-    target.copy_(source)
-    if can_overflow(source.dtype, target.dtype):
-        _count(destination, count_overflows(source, target))
+    picked = torch.as_strided(raw, shape, source, raw.storage_offset() + part.source_offset)
+    view.copy_(picked)
+    if can_overflow(raw.dtype, view.dtype):
+        _count(destination, count_overflows(picked, view))
 
 
 def _count(destination: Destination, lost: int) -> None:

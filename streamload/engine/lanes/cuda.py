@@ -1,8 +1,6 @@
-"""CUDA: pinned host memory, side streams, events; and what there is of devices and memory."""
+"""CUDA: pinned host memory, side streams, events, and what there is of its memory."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import torch
 
@@ -11,7 +9,7 @@ from streamload.engine.lanes.device import empty_on, scatter
 from streamload.engine.lanes.ring import Event, Stream
 from streamload.planning.records import PlannedTensor
 
-__all__ = ["CudaMeter", "CudaOps", "free_bytes"]
+__all__ = ["CudaOps"]
 
 
 class CudaOps:
@@ -23,8 +21,24 @@ class CudaOps:
 
     def __init__(self, device: str) -> None:
         index = torch.device(device).index
+        self.device = device
         self._index = torch.cuda.current_device() if index is None else index
         self._device = f"cuda:{self._index}"
+
+    def free_bytes(self) -> int | None:
+        """Blocks that torch keeps for later count as free."""
+        free, _ = torch.cuda.mem_get_info(self._device)
+        kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return free + kept
+
+    def marks(self) -> tuple[int, int]:
+        """Torch's own, which are left as they are.
+
+        So if something earlier in the process needed more than this load, its peak is what was
+        allocated at its end: a lower bound, short by staging.
+        """
+        device = self._device
+        return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
 
     def host(self, nbytes: int) -> torch.Tensor:
         """Pinned memory."""
@@ -82,36 +96,3 @@ class CudaOps:
     def synchronize(self, event: Event) -> None:
         """Lets other Python threads run meanwhile."""
         event.synchronize()
-
-
-def free_bytes(device: str) -> int:
-    """What can still be allocated on a CUDA device, torch's own cached blocks included."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-
-
-class CudaMeter:
-    """How much device memory torch had allocated at most, over what it had at the start.
-
-    torch's own marks are left as they are. So if something earlier in the process needed more
-    than this load, the peak is what was allocated at its end: a lower bound, short by staging.
-
-    Args:
-        devices: names of any devices; only CUDA ones are looked at.
-    """
-
-    def __init__(self, devices: Iterable[str]) -> None:
-        self._devices = sorted({d for d in devices if d.partition(":")[0] == "cuda"})
-        self._start = {d: self._marks(d) for d in self._devices}
-
-    def peak_bytes(self) -> int:
-        """Over all devices together; 0 if there is none."""
-        total = 0
-        for device, (held, high) in self._start.items():
-            now_held, now_high = self._marks(device)
-            total += max((now_high if now_high > high else now_held) - held, 0)
-        return total
-
-    @staticmethod
-    def _marks(device: str) -> tuple[int, int]:
-        return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from streamload.core.dtypes import BY_NAME
 from streamload.engine.casts import can_overflow, saturated, saturates
 from streamload.engine.chunks import Chunk, Part
-from streamload.engine.lanes.base import Destination, ReadElements
+from streamload.engine.jobs import Reader
+from streamload.engine.lanes.base import Destination
 from streamload.engine.lanes.cpu import refuse_odd_bools
 from streamload.engine.lanes.ring import RING_SLOTS, SLOT_BYTES, DeviceOps, Event, Ring, Stream
 from streamload.planning.records import PlannedTensor
@@ -49,6 +50,7 @@ class DeviceLane:
         self.fresh: Event = ops.record(ops.current())
         self._lost: dict[int, tuple[Destination, torch.Tensor]] = {}
         self._lock = threading.Lock()
+        self._marks = ops.marks()
 
     def allocate(self, tensor: PlannedTensor) -> torch.Tensor:
         """See Lane."""
@@ -65,6 +67,15 @@ class DeviceLane:
         current = self.ops.current()
         for stream in (self.copying, self.computing):
             self.ops.wait(current, self.ops.record(stream))
+
+    def room(self) -> Mapping[str, int]:
+        free = self.ops.free_bytes()
+        return {} if free is None else {self.ops.device: free}
+
+    def peak_bytes(self) -> int:
+        held, high = self._marks
+        now_held, now_high = self.ops.marks()
+        return max((now_high if now_high > high else now_held) - held, 0)
 
     def lost_counter(self, destination: Destination) -> torch.Tensor:
         """Where the values of ``destination`` that overflow are counted, on the device."""
@@ -93,7 +104,7 @@ class DeviceWorker:
         self,
         chunk: Chunk,
         stored: torch.dtype,
-        read: ReadElements,
+        read: Reader,
         destinations: Sequence[Destination],
     ) -> None:
         """See LaneWorker; what it queued may still be under way when it returns."""
@@ -113,7 +124,7 @@ class DeviceWorker:
         self,
         chunk: Chunk,
         stored: torch.dtype,
-        read: ReadElements,
+        read: Reader,
         destinations: Sequence[Destination],
     ) -> None:
         # Always the panel before a slot, or two workers could wait for each other.
@@ -138,7 +149,7 @@ class DeviceWorker:
             panel.event = ops.record(lane.computing)
             lane.panels.give(panel)
 
-    def _send(self, chunk: Chunk, read: ReadElements, target: torch.Tensor) -> None:
+    def _send(self, chunk: Chunk, read: Reader, target: torch.Tensor) -> None:
         """Stored elements of the block to ``target``, flat and of their dtype, slot by slot."""
         lane, ops = self._lane, self._lane.ops
         dtype = target.dtype
@@ -200,7 +211,13 @@ class PlainOps:
     """
 
     def __init__(self, device: str) -> None:
-        self._device = device
+        self.device = device
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    def marks(self) -> tuple[int, int]:
+        return 0, 0
 
     def host(self, nbytes: int) -> torch.Tensor:
         """Ordinary memory."""
@@ -218,7 +235,7 @@ class PlainOps:
 
     def allocate(self, tensor: PlannedTensor) -> torch.Tensor:
         """On the device."""
-        return empty_on(tensor, self._device)
+        return empty_on(tensor, self.device)
 
     def stream(self) -> Stream:
         """There is but one order."""

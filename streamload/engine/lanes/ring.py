@@ -35,7 +35,18 @@ class DeviceOps(Protocol):
 
     Work on one stream runs in the order it was given; streams know nothing of each other but
     through events.
+
+    Attributes:
+        device: as ``PlannedTensor.device`` names it.
     """
+
+    device: str
+
+    def free_bytes(self) -> int | None:
+        """What can still be allocated; None where that is host memory, or not told."""
+
+    def marks(self) -> tuple[int, int]:
+        """Bytes allocated now, and the most there ever were."""
 
     def host(self, nbytes: int) -> torch.Tensor:
         """Host memory, uint8, that copies can be made from while the host goes on."""

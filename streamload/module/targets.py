@@ -1,0 +1,145 @@
+"""A module's tensors, as they stand and as a plan's targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from streamload.core.dtypes import BY_TORCH_NAME
+from streamload.core.errors import PlanError
+from streamload.planning.records import Plan, Targets, TargetSpec
+
+__all__ = ["Slot", "existing_tensors", "real_tensors", "slots", "targets_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One place of a module that holds a tensor; tied names have one each."""
+
+    owner: nn.Module
+    attribute: str
+    name: str
+    kind: str
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The owner's dict that the tensor stands in."""
+        return self.owner._parameters if self.kind == "parameter" else self.owner._buffers
+
+    @property
+    def is_persistent(self) -> bool:
+        """False for buffers that are not part of the ``state_dict``."""
+        is_parameter = self.kind == "parameter"
+        return is_parameter or self.attribute not in self.owner._non_persistent_buffers_set
+
+
+def slots(module: nn.Module) -> Iterator[tuple[Slot, torch.Tensor]]:
+    """Every place that holds a tensor, tied names included.
+
+    Parameters first, as ``named_parameters``: so the first name of a tie is a parameter's.
+    """
+    for kind in ("parameter", "buffer"):
+        for path, owner in module.named_modules(remove_duplicate=False):
+            table = owner._parameters if kind == "parameter" else owner._buffers
+            for attribute, tensor in table.items():
+                if tensor is not None:
+                    name = f"{path}.{attribute}" if path else attribute
+                    yield Slot(owner, attribute, name, kind), tensor
+
+
+@dataclass(slots=True)
+class _Tie:
+    """One tensor and all of its names; it is persistent if one of its places is."""
+
+    tensor: torch.Tensor
+    kind: str
+    names: list[str]
+    is_persistent: bool = False
+
+
+def _ties(module: nn.Module) -> list[_Tie]:
+    """Names are one tensor if they are one object, or hold the very same memory in one way."""
+    found: dict[object, _Tie] = {}
+    for slot, tensor in slots(module):
+        tie = found.setdefault(_identity(tensor), _Tie(tensor, slot.kind, []))
+        tie.names.append(slot.name)
+        tie.is_persistent |= slot.is_persistent
+    return list(found.values())
+
+
+def targets_of(module: nn.Module) -> Targets:
+    """Every parameter and buffer of ``module``; tied names share one spec.
+
+    Raises:
+        PlanError: a tensor that cannot be loaded into, such as a lazy parameter.
+    """
+    return Targets(tuple([_spec(tie) for tie in _ties(module)]))
+
+
+def real_tensors(module: nn.Module) -> Iterator[tuple[list[str], torch.Tensor, bool]]:
+    """Each tensor that holds data: its names, itself, and whether a checkpoint should have it.
+
+    Ties are one, as in ``targets_of``; all but non-persistent buffers belong in a checkpoint.
+    """
+    for tie in _ties(module):
+        if not (tie.tensor.is_meta or is_lazy(tie.tensor)):
+            yield tie.names, tie.tensor.detach(), tie.is_persistent
+
+
+def existing_tensors(module: nn.Module, plan: Plan) -> dict[str, torch.Tensor]:
+    """The tensors that the plan overwrites in place, detached, by target name."""
+    wanted = {t.name for t in plan.tensors if not t.is_new}
+    return {slot.name: t.detach() for slot, t in slots(module) if slot.name in wanted}
+
+
+def _identity(tensor: torch.Tensor) -> object:
+    if (
+        is_lazy(tensor)
+        or tensor.is_meta
+        or tensor.numel() == 0
+        or type(tensor) not in (torch.Tensor, nn.Parameter)
+    ):
+        return id(tensor)
+    if tensor.layout != torch.strided:
+        return id(tensor)
+    place = tensor.untyped_storage().data_ptr(), tensor.storage_offset()
+    view = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
+    return (*place, *view, str(tensor.device))
+
+
+def _spec(tie: _Tie) -> TargetSpec:
+    tensor, name = tie.tensor, tie.names[0]
+    if is_lazy(tensor):
+        raise PlanError(f"{name!r} is a lazy parameter: run the module once before loading")
+    dtype = BY_TORCH_NAME.get(str(tensor.dtype).removeprefix("torch."))
+    if tensor.layout != torch.strided or not (tensor.is_meta or _has_memory(tensor)):
+        raise PlanError(
+            f"{name!r} is a {type(tensor).__name__} of layout {tensor.layout} without plain "
+            "memory, which cannot be loaded into"
+        )
+    if dtype is None:
+        raise PlanError(f"{name!r} has dtype {tensor.dtype}, which cannot be loaded")
+    is_meta = tensor.is_meta
+    return TargetSpec(
+        tuple(tie.names),
+        tuple(tensor.shape),
+        dtype.name,
+        tie.kind,
+        is_meta,
+        tie.is_persistent,
+        "cpu" if is_meta else str(tensor.device),
+        None if is_meta else tensor.stride(),
+    )
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """False for subclasses that merely wrap other tensors (quantised or distributed ones)."""
+    try:
+        return tensor.data_ptr() != 0 or tensor.numel() == 0
+    except RuntimeError:
+        return False
