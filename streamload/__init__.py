@@ -31,18 +31,20 @@ if TYPE_CHECKING:
         plan as plan,
     )
     from streamload.loading.iterating import iter_tensors as iter_tensors
-    from streamload.mapping.registry import mapping_for as mapping_for
-    from streamload.mapping.rules import NameMap as NameMap, Rule as Rule
-    from streamload.mapping.transforms import (
+    from streamload.mapping.combining import (
         Chain as Chain,
         Concat as Concat,
         HeadSplit as HeadSplit,
-        Identity as Identity,
-        Interleaved as Interleaved,
         Mean as Mean,
-        Permute as Permute,
         Split as Split,
         Sum as Sum,
+    )
+    from streamload.mapping.tables.registry import mapping_for as mapping_for
+    from streamload.mapping.rules import NameMap as NameMap, Rule as Rule
+    from streamload.mapping.transforms import (
+        Identity as Identity,
+        Interleaved as Interleaved,
+        Permute as Permute,
         Transpose as Transpose,
     )
     from streamload.module.empty_weights import empty_weights as empty_weights
@@ -66,10 +68,10 @@ _HOMES = {
     "generation.sampling": "generate",
     "loading.calls": "Loaded load load_into load_state_dict plan",
     "loading.iterating": "iter_tensors",
-    "mapping.registry": "mapping_for",
+    "mapping.combining": "Chain Concat HeadSplit Mean Split Sum",
+    "mapping.tables.registry": "mapping_for",
     "mapping.rules": "NameMap Rule",
-    "mapping.transforms": "Chain Concat HeadSplit Identity Interleaved Mean Permute Split Sum "
-    "Transpose",
+    "mapping.transforms": "Identity Interleaved Permute Transpose",
     "module.empty_weights": "empty_weights",
     "planning.records": "Plan",
     "saving.converting": "convert",
@@ -100,7 +102,6 @@ if "torch" in sys.modules:
     # here, so that the first load takes no longer than the second.
     for _name in (
         "loading.calls",
-        "models.registry",
         "models.gpt",
         "sources.mapped_file",
         "sources.neox.partitions",

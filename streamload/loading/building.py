@@ -12,6 +12,8 @@ from streamload.core.options import Settings
 from streamload.core.wording import printable
 from streamload.loading.resolving import Job, resolve
 from streamload.mapping.configuration import config_to_build, refuse_too_many_layers
+from streamload.mapping.tables.chosen_layers import LayersError, select_layers
+from streamload.mapping.tables.registry import build_model
 from streamload.module.empty_weights import empty_weights
 from streamload.sources.base import Source
 
@@ -32,8 +34,6 @@ def build(source: Source, settings: Settings) -> tuple[nn.Module, dict[str, Any]
         CheckpointError: there is no configuration, or none of a model here.
         PlanError: no model can be built of it.
     """
-    from streamload.models.registry import LayersError, build_model, select_layers
-
     file_config, notices = find_config(source)
     config = file_config
     refuse_too_many_layers(file_config, source.catalog, path=source.path, chosen=settings.layers)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from streamload.core.specs import Shape, contiguous_strides, numel
-from streamload.mapping.layout import Layout, LayoutError, Piece
+from streamload.mapping.layout import Layout, LayoutError
 from streamload.mapping.transforms import Transform
 
 __all__ = ["apply"]
@@ -32,15 +32,15 @@ def apply(
     """
     steps = [own or contiguous_strides(s) for s, own in zip(shapes, strides, strict=True)]
     sources = [Layout.whole(i, s, t) for i, (s, t) in enumerate(zip(shapes, steps, strict=True))]
-    made = list(transform.forward(sources, wanted))
-    if len(made) != len(wanted):
+    layouts = list(transform.forward(sources, wanted))
+    if len(layouts) != len(wanted):
         label = transform.label or "a plain copy"
-        raise LayoutError(f"{label} gives {len(made)} tensors, not {len(wanted)}")
+        raise LayoutError(f"{label} gives {len(layouts)} tensors, not {len(wanted)}")
     ends = [_reach(s, t) for s, t in zip(shapes, steps, strict=True)]
-    for layout in made:
+    for layout in layouts:
         _check_bounds(layout, ends)
         _check_cover(layout, len(shapes) if transform.reduces else 1)
-    return made
+    return layouts
 
 
 def _reach(shape: Shape, strides: Shape) -> int:
@@ -50,12 +50,8 @@ def _reach(shape: Shape, strides: Shape) -> int:
     return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
 
 
-def _size(piece: Piece) -> int:
-    return numel(tuple(axis.size for axis in piece.axes))
-
-
 def _check_bounds(layout: Layout, ends: Sequence[int]) -> None:
-    for piece in filter(_size, layout.pieces):
+    for piece in (piece for piece in layout.pieces if piece.count):
         low = piece.offset + sum(min(0, (a.size - 1) * a.stride) for a in piece.axes)
         high = piece.offset + sum(max(0, (a.size - 1) * a.stride) for a in piece.axes)
         if low < 0 or high >= ends[piece.source]:
@@ -77,7 +73,7 @@ def _check_cover(layout: Layout, covers: int) -> None:
     """Each of ``covers`` sources of a sum covers the target; parts of a copy do it together."""
     counts: Counter[int] = Counter()
     for piece in layout.pieces:
-        counts[piece.source if covers > 1 else 0] += _size(piece)
+        counts[piece.source if covers > 1 else 0] += piece.count
     needed = numel(layout.shape)
     if needed and (len(counts) != covers or set(counts.values()) != {needed}):
         have = sum(counts.values())

@@ -8,8 +8,8 @@ from typing import Any
 from streamload.core.specs import Catalog, TensorSpec
 from streamload.mapping.binding import Binding, bind_equal, bind_table
 from streamload.mapping.fields import too_many
-from streamload.mapping.registry import known_model_types, mappings_for
 from streamload.mapping.rules import NameMap
+from streamload.mapping.tables.registry import known_model_types, mappings_for
 
 __all__ = ["choose_binding", "choose_mapper", "under_prefix"]
 

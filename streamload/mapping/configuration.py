@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 from streamload.core.errors import CheckpointError, PlanError, printable
 from streamload.core.specs import Catalog
 from streamload.mapping.binding import bind_table
-from streamload.mapping.fields import LAYERS_ALWAYS_ALLOWED, layer_count_field, short
-from streamload.mapping.registry import known_model_types
+from streamload.mapping.fields import LAYERS_ALWAYS_ALLOWED, short
 from streamload.mapping.tables.gpt2_names import gpt2_map
+from streamload.mapping.tables.registry import known_model_types, layer_count_field
 
 __all__ = ["config_or_guess", "config_to_build", "refuse_too_many_layers"]
 

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["LAYERS_ALWAYS_ALLOWED", "layer_count_field", "short", "too_many", "truth", "whole"]
+__all__ = ["LAYERS_ALWAYS_ALLOWED", "short", "too_many", "truth", "whole"]
 
 # Part of a checkpoint may be loaded: a few tensors of a model with more blocks than that.
 LAYERS_ALWAYS_ALLOWED = 10_000
-
-
-def layer_count_field(model_type: object) -> str:
-    """The field of ``config.json`` that says how many blocks there are."""
-    return "n_layer" if model_type == "gpt2" else "num_hidden_layers"
 
 
 def too_many(layers: int | None, tensors: int) -> bool:

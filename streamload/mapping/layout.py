@@ -24,6 +24,7 @@ __all__ = [
     "inverse",
     "is_order",
     "stored_order_strides",
+    "with_size",
 ]
 
 
@@ -51,6 +52,10 @@ class Piece:
     offset: int
     starts: Shape
     axes: tuple[Axis, ...]
+
+    @property
+    def count(self) -> int:
+        return numel(tuple(axis.size for axis in self.axes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,7 @@ class Layout:
                 f"rows {start} to {start + length} are outside shape {list(self.shape)}"
             )
         kept = [p for piece in self.pieces if (p := _narrow(piece, dim, start, length))]
-        shape = _with(self.shape, dim, length)
+        shape = with_size(self.shape, dim, length)
         return Layout(shape, tuple(kept))
 
     def unflatten(self, dim: int, sizes: Shape) -> Layout:
@@ -123,7 +128,7 @@ class Layout:
     def copies(self, names: Sequence[str], strides: Shape | None = None) -> tuple[StridedCopy, ...]:
         """One StridedCopy for each piece, coalesced; ``strides`` are the target's, in elements."""
         steps = strides or contiguous_strides(self.shape)
-        return tuple(_move(p, names[p.source], steps) for p in self.pieces if _count(p))
+        return tuple(_move(p, names[p.source], steps) for p in self.pieces if p.count)
 
     def source_strides(self) -> tuple[int, Shape] | None:
         """Offset and strides by which the target is one view of one stored tensor, or None."""
@@ -172,10 +177,11 @@ def concat(layouts: Sequence[Layout], dim: int) -> Layout:
             shapes = " + ".join(str(list(part.shape)) for part in layouts)
             raise LayoutError(f"cannot concatenate {shapes} along dimension {dim}")
         pieces.extend(
-            replace(p, starts=_with(p.starts, dim, p.starts[dim] + position)) for p in layout.pieces
+            replace(p, starts=with_size(p.starts, dim, p.starts[dim] + position))
+            for p in layout.pieces
         )
         position += layout.shape[dim]
-    return Layout(_with(first, dim, position), tuple(pieces))
+    return Layout(with_size(first, dim, position), tuple(pieces))
 
 
 def stored_order_strides(layout: Layout) -> Shape | None:
@@ -197,12 +203,9 @@ def _by_step(axis: Axis) -> int:
     return -axis.step
 
 
-def _with(values: Shape, index: int, value: int) -> Shape:
+def with_size(values: Shape, index: int, value: int) -> Shape:
+    """``values`` with another one at ``index``."""
     return (*values[:index], value, *values[index + 1 :])
-
-
-def _count(piece: Piece) -> int:
-    return numel(tuple(a.size for a in piece.axes))
 
 
 def _narrow(piece: Piece, dim: int, start: int, length: int) -> Piece | None:
@@ -211,7 +214,9 @@ def _narrow(piece: Piece, dim: int, start: int, length: int) -> Piece | None:
     begin = piece.starts[dim]
     if not axes:
         inside = start <= begin < start + length
-        return replace(piece, starts=_with(piece.starts, dim, begin - start)) if inside else None
+        return (
+            replace(piece, starts=with_size(piece.starts, dim, begin - start)) if inside else None
+        )
     axis = min(axes, key=_by_step)  # the outermost one; inner ones must stay whole
     inner = sum((a.size - 1) * a.step for a in axes if a is not axis) + 1
     low = max(start, begin)
@@ -225,7 +230,7 @@ def _narrow(piece: Piece, dim: int, start: int, length: int) -> Piece | None:
     return replace(
         piece,
         offset=piece.offset + skip * axis.stride,
-        starts=_with(piece.starts, dim, low - start),
+        starts=with_size(piece.starts, dim, low - start),
         axes=tuple(replace(a, size=count + 1) if a is axis else a for a in piece.axes),
     )
 

@@ -97,12 +97,10 @@ class Rule:
 
     @cached_property
     def source_templates(self) -> tuple[Template, ...]:
-        """The sources, compiled."""
         return tuple(map(Template, self.sources))
 
     @cached_property
     def target_templates(self) -> tuple[Template, ...]:
-        """The targets, compiled."""
         return tuple(map(Template, self.targets))
 
     @cached_property

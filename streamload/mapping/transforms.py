@@ -1,52 +1,39 @@
 """Re-layouts between stored and local tensors: frozen, pure, walked both ways.
 
 ``forward`` says what comes out of stored layouts; ``source_shapes`` says, for an export, which
-stored shapes a local shape goes back to. Arithmetic (``Sum``, ``Mean``) has no way back.
+stored shapes a local shape goes back to. Those of one tensor are here; ``combining`` has those
+that put several together or cut one up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Protocol
 
 from streamload.core.specs import Shape
-from streamload.mapping.layout import Layout, LayoutError, axis_of, concat, is_order
+from streamload.mapping.layout import Layout, LayoutError, axis_of, is_order
 
-__all__ = [
-    "Chain",
-    "Concat",
-    "HeadSplit",
-    "Identity",
-    "Interleaved",
-    "Mean",
-    "Permute",
-    "Split",
-    "Sum",
-    "Transform",
-    "Transpose",
-]
+__all__ = ["Identity", "Interleaved", "Permute", "Relayout", "Transform", "Transpose"]
 
 
 class Transform(Protocol):
-    """What all transforms have; they are frozen and hashable, so that plans can remember them.
+    """What all transforms have; they are frozen and hashable, so that plans can remember them."""
 
-    Attributes:
-        label: one word for reports; empty for the identity.
-        reduces: ``"sum"`` or ``"mean"`` if all sources fall on the same elements, else ``""``.
-    """
+    __slots__ = ()
 
     @property
     def label(self) -> str:
-        """One word for reports."""
+        """One word for reports; empty for the identity."""
+        return type(self).__name__.lower()
 
     @property
     def reduces(self) -> str:
-        """How several sources become one, if by arithmetic."""
+        """``"sum"`` or ``"mean"`` if all sources fall on the same elements, else ``""``."""
+        return ""
 
-    def __hash__(self) -> int:
-        """Equal transforms are one."""
+    def __hash__(self) -> int:  # what is frozen has its own, by its fields
+        return object.__hash__(self)
 
     def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
         """The layout of each target, from each source's; ``targets`` are the shapes wanted.
@@ -63,74 +50,52 @@ class Transform(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class _Base:
-    @property
-    def label(self) -> str:
-        return type(self).__name__.lower()
+def one_of(layouts: Sequence[Layout], transform: Transform) -> Layout:
+    """The only one of ``layouts``.
 
-    @property
-    def reduces(self) -> str:
-        return ""
-
-
-def _one(layouts: Sequence[Layout], transform: _Base) -> Layout:
+    Raises:
+        LayoutError: there are several.
+    """
     if len(layouts) != 1:
         raise LayoutError(f"{transform.label or 'a plain copy'} takes 1 tensor, not {len(layouts)}")
     return layouts[0]
 
 
-def _at_least_one(transform: _Base, **numbers: int) -> None:
+def check_counts(transform: Transform, **numbers: int) -> None:
+    """Refuse what is no whole number of at least 1."""
     for name, value in numbers.items():
         if not isinstance(value, int) or value < 1:
             kind = type(transform).__name__
             raise ValueError(f"{kind}: {name} must be a whole number of at least 1: {value!r}")
 
 
-def _set_sizes(transform: _Base, sizes: Sequence[int] | None) -> None:
-    """As a tuple, since transforms are hashed."""
-    if sizes is None:
-        return
-    if not sizes or any(size < 0 for size in sizes):
-        raise ValueError(f"{type(transform).__name__}: sizes cannot be {list(sizes)}")
-    object.__setattr__(transform, "sizes", tuple(sizes))
+class Relayout(Transform):
+    """One source, one target of as many elements."""
 
+    __slots__ = ()
 
-def _resized(shape: Shape, dim: int, size: int) -> Shape:
-    return (*shape[:dim], size, *shape[dim + 1 :])
+    def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
+        del targets
+        return [self._view(one_of(layouts, self))]
 
+    def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
+        return list(targets)
 
-def _listed(shapes: Sequence[Shape]) -> str:
-    return " and ".join(str(list(shape)) for shape in shapes)
-
-
-def _keeps_one(step: Transform) -> bool:
-    if isinstance(step, Chain):
-        return all(map(_keeps_one, step.steps))
-    return isinstance(step, (Identity, Transpose, Permute, Interleaved))
+    def _view(self, layout: Layout) -> Layout:
+        return layout
 
 
 @dataclass(frozen=True, slots=True)
-class Identity(_Base):
+class Identity(Relayout):
     """The stored tensor as it is."""
 
     @property
     def label(self) -> str:
-        """Nothing to tell."""
         return ""
-
-    def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
-        """One source, one target."""
-        del targets
-        return [_one(layouts, self)]
-
-    def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
-        """The same shape."""
-        return list(targets)
 
 
 @dataclass(frozen=True, slots=True)
-class Transpose(_Base):
+class Transpose(Relayout):
     """Swap two dimensions; by default a matrix, as GPT-2's Conv1D [in, out] to [out, in]."""
 
     first: int = 0
@@ -143,19 +108,15 @@ class Transpose(_Base):
         dims[self.first], dims[self.second] = dims[self.second], dims[self.first]
         return dims
 
-    def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
-        """One source, one target."""
-        del targets
-        layout = _one(layouts, self)
-        return [layout.permute(self._dims(len(layout.shape)))]
+    def _view(self, layout: Layout) -> Layout:
+        return layout.permute(self._dims(len(layout.shape)))
 
     def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
-        """The shape with the two dimensions swapped back."""
         return [tuple(shape[d] for d in self._dims(len(shape))) for shape in targets]
 
 
 @dataclass(frozen=True, slots=True)
-class Permute(_Base):
+class Permute(Relayout):
     """Reorder dimensions, as ``torch.Tensor.permute``."""
 
     dims: tuple[int, ...]
@@ -169,154 +130,19 @@ class Permute(_Base):
             raise LayoutError(f"cannot permute shape {list(shape)} by {list(self.dims)}")
         return dims
 
-    def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
-        """One source, one target."""
-        del targets
-        layout = _one(layouts, self)
-        return [layout.permute(self._dims(layout.shape))]
+    def _view(self, layout: Layout) -> Layout:
+        return layout.permute(self._dims(layout.shape))
 
     def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
-        """The shape before the reordering."""
-        made: list[Shape] = []
-        for shape in targets:
-            dims = self._dims(shape)
-            made.append(tuple(shape[dims.index(d)] for d in range(len(dims))))
-        return made
+        orders = [self._dims(shape) for shape in targets]
+        return [
+            tuple(shape[dims.index(d)] for d in range(len(dims)))
+            for shape, dims in zip(targets, orders, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
-class Concat(_Base):
-    """Several sources behind each other along ``dim`` (q | k | v, gate | up, partitions).
-
-    ``sizes`` are the parts' sizes along ``dim``; they name the part that does not fit and are
-    what an export cuts by. ``each`` is applied to the sources one by one first.
-    """
-
-    dim: int = 0
-    sizes: tuple[int, ...] | None = None
-    each: tuple[Transform, ...] = ()
-
-    def __post_init__(self) -> None:
-        _set_sizes(self, self.sizes)
-        object.__setattr__(self, "each", tuple(self.each))
-        if any(step.reduces for step in self.each):
-            raise ValueError("Concat: each= may re-lay a part, not add or average")
-        if self.each and self.sizes is not None and len(self.each) != len(self.sizes):
-            raise ValueError(f"Concat: {len(self.each)} in each=, {len(self.sizes)} in sizes=")
-
-    def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
-        """Several sources, one target."""
-        del targets
-        parts = list(layouts)
-        if self.each:
-            if len(self.each) != len(parts):
-                raise LayoutError(f"each= is for {len(self.each)} parts, not {len(parts)}")
-            pairs = zip(self.each, layouts, strict=True)
-            parts = [part for step, one in pairs for part in step.forward([one], [None])]
-        return [concat(parts, self.dim)]
-
-    def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
-        """The parts' shapes, by ``sizes``."""
-        if self.sizes is None:
-            raise LayoutError("Concat needs sizes= to go back")
-        if len(targets) != 1:
-            raise LayoutError(f"concat gives 1 tensor, not {len(targets)}")
-        (shape,) = targets
-        dim = axis_of(self.dim, shape)
-        if shape[dim] != sum(self.sizes):
-            raise LayoutError(f"cannot cut shape {list(shape)} into {list(self.sizes)}")
-        parts = [_resized(shape, dim, size) for size in self.sizes]
-        if not self.each:
-            return parts
-        pairs = zip(self.each, parts, strict=True)
-        return [back for step, part in pairs for back in step.source_shapes([part])]
-
-
-@dataclass(frozen=True, slots=True)
-class Split(_Base):
-    """One source cut along ``dim`` into several targets.
-
-    ``sizes`` default to the targets' own sizes, or equal parts where those are not known.
-    """
-
-    dim: int = 0
-    sizes: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        _set_sizes(self, self.sizes)
-
-    def _sizes(self, shape: Shape, dim: int, targets: Sequence[Shape | None]) -> Sequence[int]:
-        if self.sizes is not None:
-            return self.sizes
-        total = shape[dim]
-        known = [s[dim] for s in targets if s is not None and len(s) == len(shape)]
-        if len(known) == len(targets) and sum(known) == total:
-            return known
-        if total % len(targets):
-            raise LayoutError(f"cannot split {total} rows into {len(targets)} equal parts")
-        return [total // len(targets)] * len(targets)
-
-    def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
-        """One source, several targets."""
-        layout = _one(layouts, self)
-        dim = axis_of(self.dim, layout.shape)
-        sizes = self._sizes(layout.shape, dim, targets)
-        if sum(sizes) != layout.shape[dim]:
-            raise LayoutError(f"cannot split {layout.shape[dim]} rows into {list(sizes)}")
-        starts = accumulate(sizes, initial=0)
-        return [layout.narrow(dim, start, size) for start, size in zip(starts, sizes, strict=False)]
-
-    def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
-        """The parts put together."""
-        first = targets[0]
-        dim = axis_of(self.dim, first)
-        if any(
-            len(shape) != len(first) or _resized(shape, dim, first[dim]) != first
-            for shape in targets
-        ):
-            raise LayoutError(f"{_listed(targets)} are not parts of one tensor")
-        sizes = tuple(shape[dim] for shape in targets)
-        if self.sizes is not None and self.sizes != sizes:
-            raise LayoutError(f"the parts are {list(sizes)} rows, not {list(self.sizes)}")
-        return [_resized(first, dim, sum(sizes))]
-
-
-@dataclass(frozen=True, slots=True)
-class HeadSplit(_Base):
-    """GPT-NeoX's fused rows [head][part][head_dim] cut into ``parts`` targets (q, k, v)."""
-
-    heads: int
-    parts: int = 3
-
-    def __post_init__(self) -> None:
-        _at_least_one(self, heads=self.heads, parts=self.parts)
-
-    @property
-    def label(self) -> str:
-        """As the class."""
-        return "head-split"
-
-    def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
-        """One source, ``parts`` targets of [heads * head_dim, ...]."""
-        del targets
-        layout = _one(layouts, self)
-        rows = layout.shape[0] if layout.shape else 0
-        if rows == 0 or rows % (self.heads * self.parts):
-            raise LayoutError(f"cannot split {rows} rows into {self.heads} heads of {self.parts}")
-        size = rows // (self.heads * self.parts)
-        cut = layout.unflatten(0, (self.heads, self.parts, size))
-        return [cut.narrow(1, part, 1).flatten(0, 2) for part in range(self.parts)]
-
-    def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
-        """The fused shape."""
-        first = targets[0]
-        if len(targets) != self.parts or not first or any(shape != first for shape in targets):
-            raise LayoutError(f"{_listed(targets)} are not {self.parts} equal parts")
-        return [(first[0] * self.parts, *first[1:])]
-
-
-@dataclass(frozen=True, slots=True)
-class Interleaved(_Base):
+class Interleaved(Relayout):
     """Rotary rows stored as interleaved pairs (Meta's LLaMA files) to half-split form.
 
     ``w.view(heads, head_dim/2, 2, D).transpose(1, 2)``; rows are [heads * head_dim].
@@ -325,116 +151,13 @@ class Interleaved(_Base):
     heads: int
 
     def __post_init__(self) -> None:
-        _at_least_one(self, heads=self.heads)
+        check_counts(self, heads=self.heads)
 
-    def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
-        """One source, one target."""
-        del targets
-        layout = _one(layouts, self)
+    def _view(self, layout: Layout) -> Layout:
         rows = layout.shape[0] if layout.shape else 0
         if rows == 0 or rows % (2 * self.heads):
             raise LayoutError(f"cannot view {rows} rows as {self.heads} heads of pairs")
         dims = list(range(len(layout.shape) + 2))
         dims[1], dims[2] = 2, 1
         pairs = layout.unflatten(0, (self.heads, rows // self.heads // 2, 2))
-        return [pairs.permute(dims).flatten(0, 2)]
-
-    def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
-        """The same shape."""
-        return list(targets)
-
-
-@dataclass(frozen=True, slots=True)
-class _Reduction(_Base):
-    def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
-        """Every source on the same elements of one target."""
-        del targets
-        first = layouts[0]
-        if any(layout.shape != first.shape for layout in layouts):
-            shapes = _listed([layout.shape for layout in layouts])
-            raise LayoutError(f"cannot take the {self.label} of {shapes}")
-        return [Layout(first.shape, tuple(p for layout in layouts for p in layout.pieces))]
-
-    def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
-        """There is no way back."""
-        del targets
-        raise LayoutError(f"a {self.label} of partitions has no way back")
-
-
-@dataclass(frozen=True, slots=True)
-class Sum(_Reduction):
-    """The sum of all sources, in float32 (row-parallel biases of raw partitions)."""
-
-    @property
-    def reduces(self) -> str:
-        """Add."""
-        return "sum"
-
-
-@dataclass(frozen=True, slots=True)
-class Mean(_Reduction):
-    """The float32 mean of sources that must agree.
-
-    ``tolerance`` bounds the sum of squared differences (GPT-NeoX's helpers: 1e-4).
-    """
-
-    tolerance: float = 1e-4
-
-    @property
-    def reduces(self) -> str:
-        """Average."""
-        return "mean"
-
-
-@dataclass(frozen=True, slots=True)
-class Chain(_Base):
-    """One transform after another: ``Chain(Transpose(), Split(dim=0))``."""
-
-    steps: tuple[Transform, ...]
-
-    def __init__(self, *steps: Transform) -> None:
-        if not steps:
-            raise ValueError("a Chain needs at least one step")
-        if any(step.reduces for step in steps[1:]):
-            raise ValueError("Chain: Sum and Mean must be the first step")
-        if steps[0].reduces and not all(map(_keeps_one, steps[1:])):
-            raise ValueError("Chain: after Sum or Mean only re-layouts of one tensor may come")
-        object.__setattr__(self, "steps", steps)
-
-    @property
-    def label(self) -> str:
-        """The steps' labels."""
-        return "+".join(step.label for step in self.steps if step.label)
-
-    @property
-    def reduces(self) -> str:
-        """As the steps'."""
-        return next((step.reduces for step in self.steps if step.reduces), "")
-
-    def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
-        """All steps in order; only the last one sees the targets' shapes.
-
-        A step that takes one tensor is applied to each of several.
-        """
-        current = list(layouts)
-        for step in self.steps[:-1]:
-            many = isinstance(step, (Concat, _Reduction)) or len(current) == 1
-            current = (
-                step.forward(current, [None])
-                if many
-                else [out for one in current for out in step.forward([one], [None])]
-            )
-        last = self.steps[-1]
-        if isinstance(last, (Concat, _Reduction, Split, HeadSplit)) or len(current) == 1:
-            return last.forward(current, targets)
-        return [out for one in current for out in last.forward([one], [None])]
-
-    def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
-        """All steps back."""
-        shapes = list(targets)
-        for step in reversed(self.steps):
-            if len(shapes) > 1 and not isinstance(step, (Split, HeadSplit)):
-                shapes = [out for one in shapes for out in step.source_shapes([one])]
-            else:
-                shapes = step.source_shapes(shapes)
-        return shapes
+        return pairs.permute(dims).flatten(0, 2)

@@ -2,25 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, TypeVar
+
 import torch
 from torch import Tensor, nn
 
-from streamload.models.layers import KVCache, Span
+from streamload.models.config_fields import ModelConfig
+from streamload.models.layers import KVCache, Span, embedding
+from streamload.models.rotary import RotaryTables
 
 __all__ = ["Decoder"]
 
+_Model = TypeVar("_Model", bound="Decoder")
+
 
 class Decoder(nn.Module):
-    """Embedding, blocks, final norm, head. Subclasses make the modules, in this order.
+    """Embedding, blocks, final norm, head; ``lm_head.weight`` is ``tok_embed.weight`` when tied.
 
     A block is called as ``block(x, span, cache)``. Modules may lie on different devices: the
-    activations follow them.
+    activations follow them. With rotary positions nothing limits the context: beyond
+    ``max_position_embeddings`` the model computes, at whatever quality.
     """
 
-    tok_embed: nn.Embedding
-    blocks: nn.ModuleList
-    final_ln: nn.Module
-    lm_head: nn.Linear
+    config_class: ClassVar[type[ModelConfig]]
+
+    def __init__(self, config: Any, width: int, rotary: RotaryTables | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self._rotary = rotary
+        self.tok_embed = embedding(config.vocab_size, width)
+
+    def _add_blocks(self, blocks: Iterable[nn.Module], final_ln: nn.Module) -> None:
+        vocabulary, width = self.tok_embed.weight.shape
+        self.blocks = nn.ModuleList(blocks)
+        self.final_ln = final_ln
+        self.lm_head = nn.Linear(width, vocabulary, bias=False)
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight = self.tok_embed.weight
+
+    @classmethod
+    def from_config(cls: type[_Model], config: Mapping[str, Any]) -> _Model:
+        """The model that a ``config.json`` describes, with random weights.
+
+        Raises:
+            ValueError: see ``ModelConfig.from_dict``.
+        """
+        return cls(cls.config_class.from_dict(config))  # type: ignore[call-arg]
+
+    @classmethod
+    def layer_types(cls, config: Mapping[str, Any]) -> list[str] | None:  # noqa: ARG003
+        """The type of each layer, where a model's layers differ by their index."""
+        return None
 
     @property
     def context_length(self) -> int | None:
@@ -69,7 +102,7 @@ class Decoder(nn.Module):
         return x
 
     def _span(self, start: int, count: int) -> Span:
-        return Span(start, count)
+        return Span(start, count, self._rotary)
 
     def _check(self, ids: Tensor, start: int, cache: KVCache | None) -> None:
         if ids.dim() != 2 or ids.shape[1] == 0:

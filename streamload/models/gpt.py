@@ -9,13 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from streamload.models.config_fields import (
+    ModelConfig,
+    flag,
+    number,
+    positive_int,
+    published,
+    token_ids,
+)
 from streamload.models.decoder import Decoder
-from streamload.models.fields import flag, number, optional_id, positive_int, text
 from streamload.models.layers import (
+    FeedForward,
     KVCache,
     LayerNorm,
+    PreNormBlock,
     Span,
-    activation,
+    activation_name,
     attend,
     embedding,
 )
@@ -23,73 +32,48 @@ from streamload.models.layers import (
 __all__ = ["GPT", "GPTConfig"]
 
 
-@dataclass(frozen=True)
-class GPTConfig:
-    """Sizes and choices of a GPT-2, under the names and defaults of its ``config.json``."""
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig(ModelConfig):
+    """Sizes and choices of a GPT-2, under the names and defaults of its ``config.json``.
 
-    vocab_size: int = 50257
-    n_positions: int = 1024
-    n_layer: int = 12
-    n_embd: int = 768
-    n_head: int = 12
+    ``reorder_and_upcast_attn`` changes no formula, only where half precision is left, which the
+    attention here does anyway; it is kept for writing the configuration back.
+    """
+
+    vocab_size: int = published(positive_int, 50257)
+    n_positions: int = published(positive_int, 1024)
+    n_layer: int = published(positive_int, 12)
+    n_embd: int = published(positive_int, 768)
+    n_head: int = published(positive_int, 12)
     n_inner: int = 3072
-    layer_norm_epsilon: float = 1e-5
-    activation_function: str = "gelu_new"
-    scale_attn_weights: bool = True
-    scale_attn_by_inverse_layer_idx: bool = False
-    reorder_and_upcast_attn: bool = False
-    tie_word_embeddings: bool = True
-    bos_token_id: int | tuple[int, ...] | None = None
-    eos_token_id: int | tuple[int, ...] | None = None
+    layer_norm_epsilon: float = published(number, 1e-5)
+    activation_function: str = published(activation_name, "gelu_new")
+    scale_attn_weights: bool = published(flag, True)
+    scale_attn_by_inverse_layer_idx: bool = published(flag, False)
+    reorder_and_upcast_attn: bool = published(flag, False)
+    tie_word_embeddings: bool = published(flag, True)
+    bos_token_id: int | tuple[int, ...] | None = published(token_ids)
+    eos_token_id: int | tuple[int, ...] | None = published(token_ids)
+
+    def __post_init__(self) -> None:
+        if self.n_embd % self.n_head:
+            raise ValueError(f"n_embd {self.n_embd} is not a multiple of n_head {self.n_head}")
 
     @classmethod
-    def from_dict(cls, config: Mapping[str, Any]) -> GPTConfig:
-        """Read a GPT-2 ``config.json``; ``n_inner`` null is four times the width.
-
-        ``reorder_and_upcast_attn`` changes no formula, only where half precision is left, which
-        the attention here does anyway; it is kept for writing the configuration back.
-
-        Raises:
-            ValueError: a field of the wrong kind, or a choice that is not supported.
-        """
-        width = positive_int(config, "n_embd", 768)
-        heads = positive_int(config, "n_head", 12)
-        if width % heads:
-            raise ValueError(f"n_embd {width} is not a multiple of n_head {heads}")
+    def _derived(cls, config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
         if flag(config, "add_cross_attention", False):
             raise ValueError("add_cross_attention is not supported")
-        name = text(config, "activation_function", "gelu_new")
-        activation(name)
-        return cls(
-            vocab_size=positive_int(config, "vocab_size", 50257),
-            n_positions=positive_int(config, "n_positions", 1024),
-            n_layer=positive_int(config, "n_layer", 12),
-            n_embd=width,
-            n_head=heads,
-            n_inner=positive_int(config, "n_inner", 4 * width),
-            layer_norm_epsilon=number(config, "layer_norm_epsilon", 1e-5),
-            activation_function=name,
-            scale_attn_weights=flag(config, "scale_attn_weights", True),
-            scale_attn_by_inverse_layer_idx=flag(config, "scale_attn_by_inverse_layer_idx", False),
-            reorder_and_upcast_attn=flag(config, "reorder_and_upcast_attn", False),
-            tie_word_embeddings=flag(config, "tie_word_embeddings", True),
-            bos_token_id=optional_id(config, "bos_token_id"),
-            eos_token_id=optional_id(config, "eos_token_id"),
-        )
+        return {"n_inner": positive_int(config, "n_inner", 4 * values["n_embd"])}
 
     def to_dict(self) -> dict[str, Any]:
         """A ``config.json`` that transformers' ``AutoConfig`` reads as the same model."""
         # Absent token ids are written as null: left out, a reader would take GPT-2's own.
         inner = None if self.n_inner == 4 * self.n_embd else self.n_inner
-        return {
-            "model_type": "gpt2",
-            "architectures": ["GPT2LMHeadModel"],
-            **vars(self),
-            "n_inner": inner,
-        }
+        own = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
+        return {**own, **vars(self), "n_inner": inner}
 
 
-class Attention(nn.Module):
+class GPTAttention(nn.Module):
     """Self-attention with fused ``qkv`` [3d, d], rows q | k | v."""
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
@@ -114,60 +98,26 @@ class Attention(nn.Module):
         return mixed
 
 
-class MLP(nn.Module):
-    """``fc1``, activation, ``fc2``."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.act = activation(config.activation_function)
-        self.fc1 = nn.Linear(config.n_embd, config.n_inner)
-        self.fc2 = nn.Linear(config.n_inner, config.n_embd)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., d] to [..., d]."""
-        mixed: Tensor = self.fc2(self.act(self.fc1(x)))
-        return mixed
-
-
-class GPTBlock(nn.Module):
-    """Pre-norm block: attention, then the feed-forward part, each added to its input."""
-
-    def __init__(self, config: GPTConfig, layer: int) -> None:
-        super().__init__()
-        self.ln1 = LayerNorm(config.n_embd, config.layer_norm_epsilon)
-        self.attn = Attention(config, layer)
-        self.ln2 = LayerNorm(config.n_embd, config.layer_norm_epsilon)
-        self.mlp = MLP(config)
-
-    def forward(self, x: Tensor, span: Span, cache: KVCache | None) -> Tensor:
-        """[batch, n, d] to [batch, n, d]."""
-        x = x + self.attn(self.ln1(x), span, cache)
-        out: Tensor = x + self.mlp(self.ln2(x))
-        return out
-
-
 class GPT(Decoder):
-    """GPT-2 with a language-model head; ``lm_head.weight`` is ``tok_embed.weight`` when tied."""
+    """GPT-2 with a language-model head."""
+
+    config_class = GPTConfig
+    config: GPTConfig
 
     def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.tok_embed = embedding(config.vocab_size, config.n_embd)
-        self.pos_embed = embedding(config.n_positions, config.n_embd)
-        self.blocks = nn.ModuleList(GPTBlock(config, layer) for layer in range(config.n_layer))
-        self.final_ln = LayerNorm(config.n_embd, config.layer_norm_epsilon)
-        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
-        if config.tie_word_embeddings:
-            self.lm_head.weight = self.tok_embed.weight
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> GPT:
-        """The model that a ``config.json`` describes, with random weights.
-
-        Raises:
-            ValueError: see ``GPTConfig.from_dict``.
-        """
-        return cls(GPTConfig.from_dict(config))
+        width, eps = config.n_embd, config.layer_norm_epsilon
+        super().__init__(config, width)
+        self.pos_embed = embedding(config.n_positions, width)
+        blocks = (
+            PreNormBlock(
+                LayerNorm(width, eps),
+                GPTAttention(config, layer),
+                LayerNorm(width, eps),
+                FeedForward(width, config.n_inner, config.activation_function),
+            )
+            for layer in range(config.n_layer)
+        )
+        self._add_blocks(blocks, LayerNorm(width, eps))
 
     @property
     def context_length(self) -> int:

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from streamload.models.config_fields import text
 from streamload.models.rotary import RotaryTables
 
-__all__ = ["KVCache", "LayerNorm", "RMSNorm", "Span", "activation", "attend", "embedding"]
+__all__ = [
+    "FeedForward",
+    "GatedFeedForward",
+    "KVCache",
+    "LayerNorm",
+    "PreNormBlock",
+    "RMSNorm",
+    "Span",
+    "activation_name",
+    "attend",
+    "embedding",
+]
 
 _TANH_GELU = partial(F.gelu, approximate="tanh")
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -30,17 +43,17 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The activation that a ``config.json`` means by ``name``.
+def activation_name(config: Mapping[str, Any], name: str, default: str) -> str:
+    """The field as the name of an activation.
 
     Raises:
         ValueError: there is none of that name here.
     """
-    try:
-        return _ACTIVATIONS[name]
-    except KeyError:
+    activation = text(config, name, default)
+    if activation not in _ACTIVATIONS:
         known = ", ".join(sorted(_ACTIVATIONS))
-        raise ValueError(f"activation {name!r} is not supported; known: {known}") from None
+        raise ValueError(f"activation {activation!r} is not supported; known: {known}")
+    return activation
 
 
 def embedding(count: int, width: int) -> nn.Embedding:
@@ -77,6 +90,36 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.scale.shape, self.scale, self.eps)
 
 
+class FeedForward(nn.Module):
+    """``fc1``, activation, ``fc2``."""
+
+    def __init__(self, width: int, inner: int, activation: str) -> None:
+        super().__init__()
+        self.act = _ACTIVATIONS[activation]
+        self.fc1 = nn.Linear(width, inner)
+        self.fc2 = nn.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] to [..., width]."""
+        out: Tensor = self.fc2(self.act(self.fc1(x)))
+        return out
+
+
+class GatedFeedForward(nn.Module):
+    """SwiGLU: ``down(silu(gate(x)) * up(x))``."""
+
+    def __init__(self, width: int, inner: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, inner, bias=bias)
+        self.up = nn.Linear(width, inner, bias=bias)
+        self.down = nn.Linear(inner, width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] to [..., width]."""
+        out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return out
+
+
 class KVCache:
     """Keys and values of the positions a model has already seen, filled in place.
 
@@ -102,10 +145,10 @@ class KVCache:
         midway leaves the cache as it was.
         """
         end = self.length + k.shape[2]
-        held = self._buffers[layer]
-        if held is None or held[0].shape[2] < end:
-            held = self._buffers[layer] = self._allocate(held, k, end)
-        keys, values = held
+        buffers = self._buffers[layer]
+        if buffers is None or buffers[0].shape[2] < end:
+            buffers = self._buffers[layer] = self._allocate(buffers, k, end)
+        keys, values = buffers
         keys[:, :, self.length : end] = k
         values[:, :, self.length : end] = v
         return keys[:, :, :end], values[:, :, :end]
@@ -115,17 +158,17 @@ class KVCache:
         self.length += count
 
     def _allocate(
-        self, held: tuple[Tensor, Tensor] | None, like: Tensor, end: int
+        self, buffers: tuple[Tensor, Tensor] | None, like: Tensor, end: int
     ) -> tuple[Tensor, Tensor]:
         batch, heads, _, size = like.shape
         capacity = max(self.capacity, end)
-        if held is not None:
-            capacity = max(2 * held[0].shape[2], end)
+        if buffers is not None:
+            capacity = max(2 * buffers[0].shape[2], end)
         keys = like.new_empty((batch, heads, capacity, size))
         values = torch.empty_like(keys)
-        if held is not None:
-            keys[:, :, : self.length] = held[0][:, :, : self.length]
-            values[:, :, : self.length] = held[1][:, :, : self.length]
+        if buffers is not None:
+            keys[:, :, : self.length] = buffers[0][:, :, : self.length]
+            values[:, :, : self.length] = buffers[1][:, :, : self.length]
         return keys, values
 
 
@@ -208,3 +251,20 @@ def attend(
     mask = None if causal else span.mask(window, q.device)
     mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
     return mixed.transpose(1, 2).reshape(batch, count, heads * size)
+
+
+class PreNormBlock(nn.Module):
+    """Attention, then the feed-forward part, each on normalised input and added to its input."""
+
+    def __init__(self, ln1: nn.Module, attn: nn.Module, ln2: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.ln1 = ln1
+        self.attn = attn
+        self.ln2 = ln2
+        self.mlp = mlp
+
+    def forward(self, x: Tensor, span: Span, cache: KVCache | None) -> Tensor:
+        """[batch, n, width] to [batch, n, width]."""
+        x = x + self.attn(self.ln1(x), span, cache)
+        out: Tensor = x + self.mlp(self.ln2(x))
+        return out

@@ -6,10 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamload.models.fields import flag, number, optional_id, positive_int, text
+from streamload.models.config_fields import (
+    ModelConfig,
+    flag,
+    number,
+    positive_int,
+    published,
+    text,
+    token_ids,
+)
 from streamload.models.rotary import Rope
 
-__all__ = ["LlamaConfig", "layer_types_of"]
+__all__ = ["LlamaConfig", "check_heads", "check_silu", "head_dim", "layer_types_of"]
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -20,32 +28,39 @@ _ARCHITECTURES = {
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
-@dataclass(frozen=True)
-class LlamaConfig:
+def check_silu(config: Mapping[str, Any], kind: str) -> None:
+    """Raise a ValueError if ``hidden_act`` is another activation."""
+    name = text(config, "hidden_act", "silu")
+    if name not in ("silu", "swish"):
+        raise ValueError(f"activation {name!r} is not supported for {kind}; known: silu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig(ModelConfig):
     """Sizes and choices of a LLaMA-shaped model.
 
     Fields have the names of ``config.json`` where it has one. ``windows`` gives each layer's
     sliding window in positions, None for full attention.
     """
 
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
+    model_type: str = published(text, "llama")
+    vocab_size: int = published(positive_int, 32000)
+    hidden_size: int = published(positive_int, 4096)
+    intermediate_size: int = published(positive_int, 11008)
+    num_hidden_layers: int = published(positive_int, 32)
+    num_attention_heads: int = published(positive_int, 32)
     num_key_value_heads: int
     head_dim: int
-    max_position_embeddings: int
-    rms_norm_eps: float
+    max_position_embeddings: int = published(positive_int, 2048)
+    rms_norm_eps: float = published(number, 1e-6)
     rope: Rope
     windows: tuple[int | None, ...]
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
-    tie_word_embeddings: bool
-    bos_token_id: int | tuple[int, ...] | None = None
-    eos_token_id: int | tuple[int, ...] | None = None
+    tie_word_embeddings: bool = published(flag, False)
+    bos_token_id: int | tuple[int, ...] | None = published(token_ids)
+    eos_token_id: int | tuple[int, ...] | None = published(token_ids)
 
     @property
     def has_qk_norm(self) -> bool:
@@ -53,59 +68,37 @@ class LlamaConfig:
         return self.model_type == "qwen3"
 
     @classmethod
-    def from_dict(cls, config: Mapping[str, Any]) -> LlamaConfig:
-        """Read a ``config.json`` of a known ``model_type``, in its old and its new form.
-
-        Raises:
-            ValueError: a field of the wrong kind or sizes that do not fit each other, an
-                activation other than silu, or a rotary scaling or layer type that is not known.
-        """
-        kind = text(config, "model_type", "llama")
+    def _derived(cls, config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+        kind, heads = values["model_type"], values["num_attention_heads"]
         if kind not in _ARCHITECTURES:
             known = ", ".join(_ARCHITECTURES)
             raise ValueError(f"model type {kind!r} is not LLaMA-shaped; known: {known}")
-        act = text(config, "hidden_act", "silu")
-        if act not in ("silu", "swish"):
-            raise ValueError(f"activation {act!r} is not supported for {kind}; known: silu")
-        width = positive_int(config, "hidden_size", 4096)
-        heads = positive_int(config, "num_attention_heads", 32)
-        layers = positive_int(config, "num_hidden_layers", 32)
-        positions = positive_int(config, "max_position_embeddings", 2048)
+        check_silu(config, kind)
         qkv_bias, out_bias = _attention_biases(kind, config)
-        made = cls(
-            model_type=kind,
-            vocab_size=positive_int(config, "vocab_size", 32000),
-            hidden_size=width,
-            intermediate_size=positive_int(config, "intermediate_size", 11008),
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            num_key_value_heads=positive_int(config, "num_key_value_heads", heads),
-            head_dim=_head_dim(kind, config, width, heads),
-            max_position_embeddings=positions,
-            rms_norm_eps=number(config, "rms_norm_eps", 1e-6),
-            rope=Rope.from_dict(config, max_positions=positions),
-            windows=_windows(kind, config, layers),
-            qkv_bias=qkv_bias,
-            out_bias=out_bias,
-            mlp_bias=kind == "llama" and flag(config, "mlp_bias", False),
-            tie_word_embeddings=flag(config, "tie_word_embeddings", False),
-            bos_token_id=optional_id(config, "bos_token_id"),
-            eos_token_id=optional_id(config, "eos_token_id"),
-        )
-        made._check_sizes()
-        return made
+        return {
+            "num_key_value_heads": positive_int(config, "num_key_value_heads", heads),
+            # Qwen3 files that leave it out mean 128, whatever the width.
+            "head_dim": head_dim(
+                config, values["hidden_size"], heads, 128 if kind == "qwen3" else None
+            ),
+            "rope": Rope.from_dict(config, max_positions=values["max_position_embeddings"]),
+            "windows": _windows(kind, config, values["num_hidden_layers"]),
+            "qkv_bias": qkv_bias,
+            "out_bias": out_bias,
+            "mlp_bias": kind == "llama" and flag(config, "mlp_bias", False),
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """A ``config.json`` that transformers' ``AutoConfig`` reads as the same model."""
         own = {"rope", "windows", "qkv_bias", "out_bias", "mlp_bias"}
-        fields = {name: value for name, value in vars(self).items() if name not in own}
-        fields |= {"architectures": [_ARCHITECTURES[self.model_type]], "hidden_act": "silu"}
-        fields |= self.rope.to_dict()
+        values = {name: value for name, value in vars(self).items() if name not in own}
+        values |= {"architectures": [_ARCHITECTURES[self.model_type]], "hidden_act": "silu"}
+        values |= self.rope.to_dict()
         if self.model_type in ("llama", "qwen3"):
-            fields["attention_bias"] = self.qkv_bias
+            values["attention_bias"] = self.qkv_bias
         if self.model_type == "llama":
-            fields["mlp_bias"] = self.mlp_bias
-        return fields | self._window_fields()
+            values["mlp_bias"] = self.mlp_bias
+        return values | self._window_fields()
 
     def _window_fields(self) -> dict[str, Any]:
         window = next((size for size in self.windows if size is not None), None)
@@ -119,27 +112,28 @@ class LlamaConfig:
             "layer_types": [_FULL if size is None else _SLIDING for size in self.windows],
         }
 
-    def _check_sizes(self) -> None:
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads {self.num_key_value_heads}"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim must be even for rotary positions: {self.head_dim}")
-        if self.rope.partial != 1.0:
-            raise ValueError(
-                f"partial_rotary_factor {self.rope.partial} is not supported for {self.model_type}"
-            )
+    def __post_init__(self) -> None:
+        check_heads(self, self.model_type)
 
 
-def _head_dim(kind: str, config: Mapping[str, Any], width: int, heads: int) -> int:
-    if config.get("head_dim") is None and kind != "qwen3":
-        if width % heads:
-            raise ValueError(f"hidden_size {width} is not a multiple of the {heads} heads")
-        return width // heads
-    # Qwen3 files that leave it out mean 128, whatever the width.
-    return positive_int(config, "head_dim", 128)
+def check_heads(config: Any, kind: str) -> None:
+    """Raise a ValueError if groups of heads come out uneven or a head is not rotated whole."""
+    heads, shared = config.num_attention_heads, config.num_key_value_heads
+    if heads % shared:
+        raise ValueError(
+            f"num_attention_heads {heads} is not a multiple of num_key_value_heads {shared}"
+        )
+    if config.head_dim % 2:
+        raise ValueError(f"head_dim must be even for rotary positions: {config.head_dim}")
+    if config.rope.partial != 1.0:
+        raise ValueError(f"partial_rotary_factor {config.rope.partial} is not supported for {kind}")
+
+
+def head_dim(config: Mapping[str, Any], width: int, heads: int, default: int | None = None) -> int:
+    """The size of a head; without a default, an absent one is its share of the width."""
+    if config.get("head_dim") is None and default is None and width % heads:
+        raise ValueError(f"hidden_size {width} is not a multiple of the {heads} heads")
+    return positive_int(config, "head_dim", default or width // heads)
 
 
 def _attention_biases(kind: str, config: Mapping[str, Any]) -> tuple[bool, bool]:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from streamload.models.decoder import Decoder
-from streamload.models.layers import KVCache, RMSNorm, Span, attend, embedding
-from streamload.models.llama_config import LlamaConfig
+from streamload.models.layers import GatedFeedForward, KVCache, PreNormBlock, RMSNorm, Span, attend
+from streamload.models.llama_config import LlamaConfig, layer_types_of
 from streamload.models.rotary import RotaryTables, rotate
 
 __all__ = ["Llama", "LlamaConfig"]
 
 
-class Attention(nn.Module):
+class LlamaAttention(nn.Module):
     """Grouped-query attention with fused ``qkv``, rows q [H*h] | k [K*h] | v [K*h]."""
 
     def __init__(self, config: LlamaConfig, layer: int) -> None:
@@ -54,67 +53,30 @@ class Attention(nn.Module):
         return out
 
 
-class MLP(nn.Module):
-    """SwiGLU: ``down(silu(gate(x)) * up(x))``."""
-
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        wide, narrow, bias = config.intermediate_size, config.hidden_size, config.mlp_bias
-        self.gate = nn.Linear(narrow, wide, bias=bias)
-        self.up = nn.Linear(narrow, wide, bias=bias)
-        self.down = nn.Linear(wide, narrow, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., D] to [..., D]."""
-        mixed: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
-        return mixed
-
-
-class LlamaBlock(nn.Module):
-    """Pre-norm block: attention, then the feed-forward part, each added to its input."""
-
-    def __init__(self, config: LlamaConfig, layer: int) -> None:
-        super().__init__()
-        self.ln1 = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.attn = Attention(config, layer)
-        self.ln2 = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config)
-
-    def forward(self, x: Tensor, span: Span, cache: KVCache | None) -> Tensor:
-        """[batch, n, D] to [batch, n, D]."""
-        x = x + self.attn(self.ln1(x), span, cache)
-        out: Tensor = x + self.mlp(self.ln2(x))
-        return out
-
-
 class Llama(Decoder):
-    """A LLaMA-shaped language model; ``lm_head.weight`` is ``tok_embed.weight`` when tied.
+    """A LLaMA-shaped language model."""
 
-    No position table limits the context: beyond ``max_position_embeddings`` it computes, at
-    whatever quality.
-    """
+    config_class = LlamaConfig
+    config: LlamaConfig
 
     def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        self.config = config
-        self._rotary = RotaryTables(config.rope, config.head_dim)
-        self.tok_embed = embedding(config.vocab_size, config.hidden_size)
-        self.blocks = nn.ModuleList(
-            LlamaBlock(config, layer) for layer in range(config.num_hidden_layers)
+        width, eps = config.hidden_size, config.rms_norm_eps
+        super().__init__(config, width, RotaryTables(config.rope, config.head_dim))
+        blocks = (
+            PreNormBlock(
+                RMSNorm(width, eps),
+                LlamaAttention(config, layer),
+                RMSNorm(width, eps),
+                GatedFeedForward(width, config.intermediate_size, bias=config.mlp_bias),
+            )
+            for layer in range(config.num_hidden_layers)
         )
-        self.final_ln = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        if config.tie_word_embeddings:
-            self.lm_head.weight = self.tok_embed.weight
+        self._add_blocks(blocks, RMSNorm(width, eps))
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Llama:
-        """The model that a ``config.json`` describes, with random weights.
-
-        Raises:
-            ValueError: see ``LlamaConfig.from_dict``.
-        """
-        return cls(LlamaConfig.from_dict(config))
-
-    def _span(self, start: int, count: int) -> Span:
-        return Span(start, count, self._rotary)
+    def layer_types(cls, config: Mapping[str, Any]) -> list[str] | None:
+        """Qwen's types of layers; its older files tell them by index."""
+        total = config.get("num_hidden_layers")
+        if config["model_type"] not in ("qwen2", "qwen3") or not isinstance(total, int):
+            return None
+        return layer_types_of(config, total)

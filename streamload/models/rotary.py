@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from streamload.models.fields import flag, number, positive_int
+from streamload.models.config_fields import flag, number, positive_int
 
 __all__ = ["Rope", "RotaryTables", "rotate"]
 
@@ -176,10 +176,10 @@ class RotaryTables:
     ) -> tuple[Tensor, Tensor]:
         """Cosines and sines [count, size] of the positions from ``start``."""
         end = start + count
-        held = self._tables.get(device)
-        if held is None or held[0].shape[0] < end:
-            held = self._tables[device] = self._make(end, device)
-        cos, sin = held
+        tables = self._tables.get(device)
+        if tables is None or tables[0].shape[0] < end:
+            tables = self._tables[device] = self._make(end, device)
+        cos, sin = tables
         return cos[start:end].to(dtype), sin[start:end].to(dtype)
 
     def _make(self, end: int, device: torch.device) -> tuple[Tensor, Tensor]:

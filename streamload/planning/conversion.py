@@ -10,8 +10,8 @@ from streamload.core.options import Settings
 from streamload.core.specs import Catalog, TensorSpec
 from streamload.mapping.choose import choose_mapper
 from streamload.mapping.common import layer_of
-from streamload.mapping.registry import known_model_types, mapping_for
 from streamload.mapping.rules import NameMap, Rule
+from streamload.mapping.tables.registry import known_model_types, mapping_for
 from streamload.mapping.transforms import Identity
 from streamload.planning.build import build_plan
 from streamload.planning.composing import compose

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from streamload.core.dtypes import BY_NAME
 from streamload.mapping.common import layer_of
-from streamload.mapping.fields import layer_count_field, short, too_many
+from streamload.mapping.fields import short, too_many
 from streamload.mapping.rules import NameMap
+from streamload.mapping.tables.registry import layer_count_field
 from streamload.planning.explaining import listed
 from streamload.planning.placing import PlanBuilder
 from streamload.planning.records import PlannedTensor, TargetSpec

@@ -11,8 +11,8 @@ from streamload.core.options import Settings
 from streamload.core.report import ShapeMismatch
 from streamload.core.specs import Shape, TensorSpec, contiguous_strides, numel
 from streamload.mapping.binding import Assignment
+from streamload.mapping.combining import Mean
 from streamload.mapping.layout import Layout, LayoutError
-from streamload.mapping.transforms import Mean
 from streamload.planning.devices import device_of
 from streamload.planning.dtype_rules import DtypeError, target_dtype
 from streamload.planning.geometry import Geometry, geometries

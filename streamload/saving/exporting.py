@@ -15,9 +15,9 @@ from streamload.core.options import bound_of_shards, settings_from
 from streamload.core.report import ExportReport
 from streamload.mapping.binding import Mapper
 from streamload.mapping.common import layer_of
-from streamload.mapping.registry import known_model_types, mapping_for
 from streamload.mapping.rules import NameMap, Rule
 from streamload.mapping.tables.gpt2_names import gpt2_map
+from streamload.mapping.tables.registry import known_model_types, mapping_for
 from streamload.models.decoder import Decoder
 from streamload.module.targets import targets_of
 from streamload.planning.inverse import build_export_plan

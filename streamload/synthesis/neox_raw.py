@@ -13,7 +13,7 @@ from streamload.core.errors import StreamloadError, WriteError
 from streamload.core.specs import Shape, numel
 from streamload.saving.atomic import StagedFile, committing
 from streamload.saving.staged_folder import StagedFolder
-from streamload.synthesis.neox_config import STEP_FOLDER, small_files
+from streamload.synthesis.neox_files import STEP_FOLDER, small_files
 from streamload.synthesis.randoms import encode, values
 from streamload.synthesis.recipes import Recipe
 from streamload.synthesis.writing import SLACK_BYTES, Progress, SynthesisReport, refuse_other

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from streamload.synthesis import families
-from streamload.synthesis.recipes import Preset
+from streamload.synthesis.recipes import Preset, Recipe
 
 __all__ = ["PRESETS"]
 
@@ -35,7 +36,12 @@ def _gpt2(layers: int, width: int, heads: int, *, positions: int = 1024, vocab: 
         "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
         "vocab_size": vocab,
     }
-    return Preset(config, families.gpt2, "float32", layers_key="n_layer")
+    return Preset(config, "float32", buffers=_gpt2_mask)
+
+
+def _gpt2_mask(config: Mapping[str, Any]) -> Iterator[Recipe]:
+    positions = config["n_positions"]
+    yield Recipe("h.{layer}.attn.bias", (1, 1, positions, positions), "causal_mask")
 
 
 def _llama(**changes: Any) -> Preset:
@@ -68,7 +74,8 @@ def _llama(**changes: Any) -> Preset:
         config["architectures"] = [f"{kind.capitalize()}ForCausalLM"]
         del config["mlp_bias"], config["attention_bias"]
     config |= changes
-    return Preset(config, families.llama, "bfloat16", shard_bytes)
+    # The published small Qwen3 files hold the tied head a second time.
+    return Preset(config, "bfloat16", shard_bytes, repeats_head=kind == "qwen3")
 
 
 def _neox(layers: int, width: int, heads: int, *, positions: int = 2048, vocab: int = 50304) -> Any:
@@ -92,7 +99,19 @@ def _neox(layers: int, width: int, heads: int, *, positions: int = 2048, vocab: 
         "use_parallel_residual": True,
         "vocab_size": vocab,
     }
-    return Preset(config, families.neox, "float16")
+    order = ("ln1", "ln2", "attn", "mlp")
+    return Preset(config, "float16", block_order=order, buffers=_neox_buffers)
+
+
+def _neox_buffers(config: Mapping[str, Any]) -> Iterator[Recipe]:
+    """The mask, its fill value, and the rotary table."""
+    positions = config["max_position_embeddings"]
+    head_size = config["hidden_size"] // config["num_attention_heads"]
+    start, rotary = "gpt_neox.layers.{layer}.attention.", int(head_size * config["rotary_pct"])
+    yield Recipe(f"{start}bias", (1, 1, positions, positions), "causal_mask", dtype="bool")
+    yield Recipe(f"{start}masked_bias", (), "constant", -1e9)
+    base = float(config["rotary_emb_base"])
+    yield Recipe(f"{start}rotary_emb.inv_freq", (rotary // 2,), "inv_freq", base)
 
 
 _LLAMA3_ROPE = {
@@ -176,6 +195,10 @@ PRESETS: dict[str, Preset] = {
         num_key_value_heads=8,
         sliding_window=None,
         **_QWEN | {"eos_token_id": 151645},
+    ),
+    "olmo2-tiny": replace(
+        _llama(model_type="olmo2", attention_bias=False),
+        block_order=("attn", "ln1", "mlp", "ln2"),
     ),
     "neox-tiny": _neox(2, 64, 4, positions=64, vocab=320),
     "pythia-1b": _neox(16, 2048, 8),

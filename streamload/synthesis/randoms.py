@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from streamload.core.specs import numel
 from streamload.synthesis.recipes import Recipe
 
 if TYPE_CHECKING:
@@ -35,9 +36,7 @@ def values(
     """
     import numpy as np
 
-    count = 1
-    for size in recipe.shape:
-        count *= size
+    count = numel(recipe.shape)
     draw = np.random.Generator(np.random.SFC64([seed, _number_of(recipe)]))
     memory = np.empty(min(count, block_elements), np.float32)
     for start in range(0, count, block_elements):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -43,20 +43,41 @@ class Recipe:
         return size
 
 
+def _no_buffers(config: Mapping[str, Any]) -> Iterable[Recipe]:
+    del config
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Preset:
     """A known checkpoint.
 
     Attributes:
-        config: config.json's content; the number of blocks is under ``layers_key``.
-        recipes: from that content and ``masks`` to the tensors, in file order.
+        config: the content of config.json.
         dtype: the published element type.
         shard_bytes: the published shard size, None for one file.
-        layers_key: config's name for the number of blocks.
+        block_order: a block's parts, under their local names, in file order.
+        buffers: from the config to the masks and the like that each block's attention begins
+            with; their names are templates with ``{layer}``.
+        repeats_head: a tied head is stored a second time.
     """
 
     config: Mapping[str, Any]
-    recipes: Callable[[Mapping[str, Any], bool], Iterable[Recipe]]
     dtype: str
     shard_bytes: int | None = None
-    layers_key: str = "num_hidden_layers"
+    block_order: tuple[str, ...] = ("ln1", "attn", "ln2", "mlp")
+    buffers: Callable[[Mapping[str, Any]], Iterable[Recipe]] = _no_buffers
+    repeats_head: bool = False
+
+    @property
+    def layers_key(self) -> str:
+        """The config's name for the number of blocks."""
+        from streamload.mapping.tables.registry import layer_count_field
+
+        return layer_count_field(self.config["model_type"])
+
+    def recipes(self, config: Mapping[str, Any], masks: bool) -> Iterator[Recipe]:
+        """The tensors of such a checkpoint, in file order; with the buffers if ``masks``."""
+        from streamload.synthesis.from_table import recipes_of
+
+        return recipes_of(self, config, masks)

@@ -16,10 +16,10 @@ from streamload.core.specs import TensorSpec
 from streamload.saving.atomic import StagedFile, committing
 from streamload.saving.file_layout import NewFile, index_text, lay_out
 from streamload.saving.staged_folder import StagedFolder
+from streamload.synthesis.made_up_tokenizer import tokenizer_json
 from streamload.synthesis.presets import PRESETS
 from streamload.synthesis.randoms import blocks
 from streamload.synthesis.recipes import Preset, Recipe
-from streamload.synthesis.tokenizer import tokenizer_json
 
 __all__ = ["Progress", "SynthesisReport", "refuse_other", "synthesize"]
 

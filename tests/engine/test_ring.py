@@ -10,8 +10,9 @@ from streamload.core.options import Settings
 from streamload.engine.execute import execute
 from streamload.engine.lanes.device import DeviceLane
 from streamload.engine.lanes.ring import Ring
+from streamload.mapping.combining import Concat, Split
 from streamload.mapping.rules import NameMap, Rule
-from streamload.mapping.transforms import Concat, Split, Transpose
+from streamload.mapping.transforms import Transpose
 from streamload.planning import build_plan
 from streamload.sources.in_memory import MemorySource
 from tests.engine.fake_device import FakeOps, HazardError

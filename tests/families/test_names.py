@@ -5,7 +5,7 @@ import torch
 
 import streamload
 from streamload.core.errors import CheckpointError, PlanError
-from streamload.mapping.transforms import Concat, HeadSplit, Split
+from streamload.mapping.combining import Concat, HeadSplit, Split
 from tests.families.tiny import CONFIG, llama, of_transformers, reference, values, write
 
 INV_FREQ = 1.0 / (10000 ** (torch.arange(0, 8, 2).float() / 8))

@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import streamload
-from streamload.models.registry import build_model
+from streamload.mapping.tables.registry import build_model
 from tests.support.tiny import values
 
 CONFIG = {

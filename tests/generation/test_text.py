@@ -7,7 +7,7 @@ import pytest
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError, MissingExtraError
 from streamload.generation.tokenizer import load_tokenizer
-from streamload.synthesis.tokenizer import byte_alphabet, tokenizer_json
+from streamload.synthesis.made_up_tokenizer import byte_alphabet, tokenizer_json
 
 TEXT = "héllo 重み 🙂 end"
 

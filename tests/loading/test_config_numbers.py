@@ -10,8 +10,8 @@ import torch
 
 import streamload
 from streamload import NameMap, Rule
-from streamload.mapping.registry import mapping_for, mappings_for
-from streamload.models.fields import number, positive_int
+from streamload.mapping.tables.registry import mapping_for, mappings_for
+from streamload.models.config_fields import number, positive_int
 from tests.support.tiny import bag_of, meta_gpt2, values, write, write_gpt2
 
 HUGE = 10**400

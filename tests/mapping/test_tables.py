@@ -1,43 +1,26 @@
 """Each table against the model it fills, at published sizes and without a byte of weights."""
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import streamload
+from streamload import Rule
 from streamload.core.options import Settings
 from streamload.core.specs import Catalog, TensorSpec
-from streamload.mapping.registry import known_model_types, mappings_for
-from streamload.models.registry import MODEL_TYPES, build_model
+from streamload.mapping import registry
+from streamload.mapping.tables.registry import build_model, known_model_types, mappings_for
 from streamload.module.targets import targets_of
 from streamload.planning import build_plan
+from tests.families.architectures import ARCHITECTURES
 
-LLAMA_1B = {
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "tie_word_embeddings": True,
-}
-MODELS = {
-    "gpt2": {"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257},
-    "llama": LLAMA_1B,
-    "llama-biases": LLAMA_1B | {"attention_bias": True, "mlp_bias": True},
-    "mistral": LLAMA_1B | {"head_dim": 128, "tie_word_embeddings": False},
-    "qwen2": LLAMA_1B,
-    "qwen3": LLAMA_1B | {"head_dim": 128, "attention_bias": True},
-    "qwen3-head-of-128-by-default": LLAMA_1B | {"hidden_size": 1024},
-    "gpt_neox": {},
-    "gpt_neox-bare": {"attention_bias": False, "num_hidden_layers": 6},
-}
+MODELS = {name: c for row in ARCHITECTURES.values() for name, c in row.published.items()}
 RANKS = 2
 
 
 def case(name):
     kind = name.partition("-")[0]
     config = {"model_type": kind, **MODELS[name]}
-    if kind == "gpt_neox":
-        config = {"num_hidden_layers": 44, **config}
     with streamload.empty_weights():
         model = build_model(kind, config)
     return kind, config, model
@@ -90,8 +73,24 @@ def test_no_stored_name_matches_two_rules(kind):
                 assert [match[0] for match in found] == [rule]
 
 
-def test_there_is_a_table_for_every_model():
-    assert set(known_model_types()) == set(MODEL_TYPES)
+def test_every_model_has_a_table_and_every_architecture_its_tests():
+    assert set(known_model_types(with_model=True)) <= set(known_model_types())
+    assert set(known_model_types()) == set(ARCHITECTURES)
+    assert all(row.tables for row in registry.ARCHITECTURES.values())
+
+
+def test_a_table_without_a_model_is_for_modules_of_ones_own(tmp_path, monkeypatch):
+    row = registry.Architecture((lambda _: streamload.NameMap((Rule("h.w", "weight"),)),))
+    monkeypatch.setitem(registry.ARCHITECTURES, "only-names", row)
+    save_file({"h.w": torch.ones(2, 3)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "only-names"}')
+    module = torch.nn.Linear(3, 2, bias=False)
+    streamload.load_into(module, tmp_path)
+    assert (module.weight == 1).all()
+    with pytest.raises(streamload.CheckpointError, match="'only-names'; models here: gpt2, "):
+        streamload.load(tmp_path)
+    with pytest.raises(ValueError, match="'only-names' has no reference model; known: gpt2, "):
+        build_model("only-names", {})
 
 
 def test_a_type_without_a_table_is_refused_by_name():

@@ -8,9 +8,11 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import torch
 import transformers
+from transformers.pytorch_utils import Conv1D
 
 from streamload.generation.sampling import generate
-from streamload.models.registry import build_model
+from streamload.mapping.tables.registry import build_model
+from tests.families.architectures import ARCHITECTURES
 
 
 def build_pair(config):
@@ -21,83 +23,40 @@ def build_pair(config):
         for parameter in peer.parameters():  # biases and norms start as zeros and ones
             parameter.add_(torch.randn_like(parameter) * 0.1)
     ours = build_model(config.model_type, config.to_dict()).eval()
-    copy = {"gpt2": copy_gpt2, "gpt_neox": copy_neox}.get(config.model_type, copy_llama)
     with torch.no_grad():
-        copy(peer, ours)
+        copy(peer, ours, ARCHITECTURES[config.model_type].names)
     return peer, ours
 
 
-def fill(module, *, weight, bias=None):
-    target = module.scale if hasattr(module, "scale") else module.weight
-    assert target.shape == weight.shape
-    target.copy_(weight)
-    if bias is None:
-        assert getattr(module, "bias", None) is None
-        assert getattr(module, "shift", None) is None
-    else:
-        (module.shift if hasattr(module, "shift") else module.bias).copy_(bias)
-
-
-def fill_like(module, source):
-    fill(module, weight=source.weight, bias=getattr(source, "bias", None))
-
-
-def copy_head(peer, ours):
+def copy(peer, ours, names):
+    filled = set()
+    for theirs, mine in names.items():
+        for layer in range(len(ours.blocks)) if "{}" in mine else [0]:
+            sources = [peer.get_submodule(name.format(layer)) for name in theirs.split("+")]
+            filled |= fill(ours.get_submodule(mine.format(layer)), sources)
     if not peer.config.tie_word_embeddings:
-        fill_like(ours.lm_head, peer.lm_head)
+        filled |= fill(ours.lm_head, [peer.lm_head])
+    assert filled == set(ours.parameters())
 
 
-def copy_gpt2(peer, ours):
-    body = peer.transformer
-    fill_like(ours.tok_embed, body.wte)
-    fill_like(ours.pos_embed, body.wpe)
-    fill_like(ours.final_ln, body.ln_f)
-    copy_head(peer, ours)
-    for block, theirs in zip(ours.blocks, body.h, strict=True):
-        fill_like(block.ln1, theirs.ln_1)
-        fill_like(block.ln2, theirs.ln_2)
-        for module, source in [
-            (block.attn.qkv, theirs.attn.c_attn),
-            (block.attn.out_proj, theirs.attn.c_proj),
-            (block.mlp.fc1, theirs.mlp.c_fc),
-            (block.mlp.fc2, theirs.mlp.c_proj),
-        ]:
-            fill(module, weight=source.weight.t(), bias=source.bias)
-
-
-def copy_llama(peer, ours):
-    body = peer.model
-    fill_like(ours.tok_embed, body.embed_tokens)
-    fill_like(ours.final_ln, body.norm)
-    copy_head(peer, ours)
-    for block, theirs in zip(ours.blocks, body.layers, strict=True):
-        attn = theirs.self_attn
-        parts = [attn.q_proj, attn.k_proj, attn.v_proj]
-        bias = None if parts[0].bias is None else torch.cat([p.bias for p in parts])
-        fill(block.attn.qkv, weight=torch.cat([p.weight for p in parts]), bias=bias)
-        fill_like(block.attn.out_proj, attn.o_proj)
-        if hasattr(attn, "q_norm"):
-            fill_like(block.attn.q_norm, attn.q_norm)
-            fill_like(block.attn.k_norm, attn.k_norm)
-        fill_like(block.ln1, theirs.input_layernorm)
-        fill_like(block.ln2, theirs.post_attention_layernorm)
-        fill_like(block.mlp.gate, theirs.mlp.gate_proj)
-        fill_like(block.mlp.up, theirs.mlp.up_proj)
-        fill_like(block.mlp.down, theirs.mlp.down_proj)
-
-
-def copy_neox(peer, ours):
-    body = peer.gpt_neox
-    fill_like(ours.tok_embed, body.embed_in)
-    fill_like(ours.final_ln, body.final_layer_norm)
-    copy_head(peer, ours)
-    for block, theirs in zip(ours.blocks, body.layers, strict=True):
-        fill_like(block.ln1, theirs.input_layernorm)
-        fill_like(block.ln2, theirs.post_attention_layernorm)
-        fill_like(block.attn.qkv, theirs.attention.query_key_value)
-        fill_like(block.attn.out_proj, theirs.attention.dense)
-        fill_like(block.mlp.fc1, theirs.mlp.dense_h_to_4h)
-        fill_like(block.mlp.fc2, theirs.mlp.dense_4h_to_h)
+def fill(module, sources):
+    """Weight and bias of ``module``, or what it calls so; returns what was filled."""
+    weight = getattr(module, "scale", None)
+    weight = module.weight if weight is None else weight
+    bias = (
+        getattr(module, "shift", None)
+        if hasattr(module, "scale")
+        else getattr(module, "bias", None)
+    )
+    weights = [s.weight.t() if isinstance(s, Conv1D) else s.weight for s in sources]
+    biases = [s.bias for s in sources if getattr(s, "bias", None) is not None]
+    assert weight.shape == torch.cat(weights).shape
+    weight.copy_(torch.cat(weights))
+    if not biases:
+        assert bias is None
+        return {weight}
+    bias.copy_(torch.cat(biases))
+    return {weight, bias}
 
 
 def check_agrees(peer, ours, *, prompt_length=11, new_tokens=20):

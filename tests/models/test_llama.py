@@ -3,8 +3,8 @@ import torch
 from transformers import LlamaConfig as PeerLlama
 from transformers import MistralConfig, Qwen2Config, Qwen3Config
 
+from streamload.mapping.tables.registry import build_model
 from streamload.models.llama_model import Llama, LlamaConfig
-from streamload.models.registry import build_model
 from streamload.module.empty_weights import empty_weights
 from tests.models.peers import build_pair, check_agrees, check_config_round_trip
 

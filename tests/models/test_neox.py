@@ -1,8 +1,8 @@
 import pytest
 from transformers import GPTNeoXConfig
 
+from streamload.mapping.tables.registry import build_model
 from streamload.models.neox_model import NeoXConfig
-from streamload.models.registry import build_model
 from tests.models.peers import build_pair, check_agrees, check_config_round_trip
 
 TINY = {

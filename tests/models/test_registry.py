@@ -1,11 +1,8 @@
 import pytest
 
-from streamload.models.registry import (
-    MODEL_TYPES,
-    build_model,
-    select_layers,
-    with_layer_count,
-)
+from streamload.mapping.tables.chosen_layers import select_layers
+from streamload.mapping.tables.registry import build_model, known_model_types
+from tests.families.architectures import ARCHITECTURES
 
 GPT2 = {"model_type": "gpt2", "n_layer": 4, "n_embd": 8, "n_head": 2, "vocab_size": 10}
 QWEN = {
@@ -25,8 +22,8 @@ def test_an_unknown_type_is_named_with_the_known_ones():
     with pytest.raises(ValueError, match=r"'mamba'.*gpt2.*gpt_neox"):
         build_model("mamba", {})
     with pytest.raises(ValueError, match="None"):
-        with_layer_count({"n_layer": 2}, 1)
-    assert set(MODEL_TYPES) == {"gpt2", "llama", "mistral", "qwen2", "qwen3", "gpt_neox"}
+        select_layers({"n_layer": 2}, [0])
+    assert set(known_model_types(with_model=True)) == set(ARCHITECTURES)
 
 
 def test_the_type_given_counts():
@@ -35,7 +32,7 @@ def test_the_type_given_counts():
 
 @pytest.mark.parametrize("config", [GPT2, QWEN], ids=["gpt2", "qwen3"])
 def test_fewer_layers(config):
-    fewer = with_layer_count(config, 2)
+    fewer = select_layers(config, range(2))
     assert len(build_model(config["model_type"], fewer).blocks) == 2
     assert config.get("layer_types") is None
 

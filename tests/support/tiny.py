@@ -94,7 +94,7 @@ def write_gpt2(folder: Any, tensors: Mapping[str, torch.Tensor] | None = None) -
 
 def meta_gpt2(*, vocab: int = VOCAB) -> nn.Module:
     """The reference model without weights."""
-    from streamload.models.registry import build_model
+    from streamload.mapping.tables.registry import build_model
 
     with streamload.empty_weights():
         return build_model("gpt2", {**GPT2_CONFIG, "vocab_size": vocab})

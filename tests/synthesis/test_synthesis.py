@@ -211,7 +211,7 @@ def test_a_file_where_the_folder_should_be(tmp_path):
 def test_tokenizer_round_trips_any_text(vocab):
     from tokenizers import Tokenizer
 
-    from streamload.synthesis.tokenizer import byte_alphabet, tokenizer_json
+    from streamload.synthesis.made_up_tokenizer import byte_alphabet, tokenizer_json
 
     tokenizer = Tokenizer.from_str(tokenizer_json(vocab, end_token=vocab - 1))
     text = "Hello, wörld! 重み 🙂\n\tend"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 import click
@@ -14,12 +15,21 @@ from streamload.core.wording import format_bytes, printable
 from streamload.synthesis.presets import PRESETS
 
 _RAW = "neox-20b-raw"
+_FAMILIES = groupby(PRESETS, lambda name: PRESETS[name].config["model_type"])
+_HELP = """\
+Write a checkpoint of random weights in the exact layout published under NAME.
+
+Nothing is downloaded. The same options give the same bytes.
+
+\b
+NAME is one of:
+""" + "\n".join(f"  {' '.join(names)}" for names in (*(list(n) for _, n in _FAMILIES), [_RAW]))
 _DTYPE = dtype_among(("float32", "float16", "bfloat16"))
 _COMMON = ("seed", "layers", "force")
 _ONLY_RAW = ("partitions", "hidden", "vocab_size", "sparse")
 
 
-@click.command("synth", epilog="Example: streamload synth gpt2-xl ./gpt2-xl")
+@click.command("synth", help=_HELP, epilog="Example: streamload synth gpt2-xl ./gpt2-xl")
 @click.argument("name", type=one_of((*PRESETS, _RAW)), metavar="NAME")
 @click.argument("directory", type=click.Path(file_okay=False))
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the random numbers. [default: 0]")
@@ -42,17 +52,6 @@ _ONLY_RAW = ("partitions", "hidden", "vocab_size", "sparse")
 )
 @common_options
 def command(name: str, directory: str, as_json: bool, **options: Any) -> None:
-    """Write a checkpoint of random weights in the exact layout published under NAME.
-
-    Nothing is downloaded. The same options give the same bytes.
-
-    \b
-    NAME is one of:
-      gpt2 gpt2-medium gpt2-large gpt2-xl gpt2-stub gpt2-tiny
-      llama-3.2-1b llama-tiny  mistral-7b mistral-tiny
-      qwen2.5-0.5b qwen2-tiny  qwen3-0.6b qwen3-tiny
-      pythia-1b neox-tiny  neox-20b-raw
-    """  # noqa: D301 - click wants the backspace itself
     from streamload.synthesis import synthesize, synthesize_neox_raw
 
     chosen = given(options)

@@ -23,7 +23,7 @@ def continuations(folder: str, loaded: Any, prompt: str, count: int) -> tuple[st
     """
     import streamload
     from streamload.generation.tokenizer import load_tokenizer
-    from streamload.models.registry import build_model
+    from streamload.mapping.tables.registry import build_model
 
     with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
         config = json.load(file)

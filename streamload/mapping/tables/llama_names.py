@@ -9,39 +9,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from streamload.mapping.combining import Concat
 from streamload.mapping.fields import truth, whole
 from streamload.mapping.rules import NameMap, Rule
-from streamload.mapping.transforms import Concat, Identity, Interleaved
+from streamload.mapping.tables.pieces import BLOCK, is_tied, linear, name_map, norm, vocabulary
+from streamload.mapping.transforms import Identity, Interleaved
 
-__all__ = ["llama_map", "llama_meta_map"]
-
-_TIE = ("tok_embed.weight", "lm_head.weight")
+__all__ = ["gated_feed_forward", "llama_map", "llama_meta_map", "qkv"]
 
 
 def llama_map(config: Mapping[str, Any]) -> NameMap:
     """The published names, for a ``config.json`` of any of the four families."""
     kind = str(config.get("model_type", "llama"))
-    tied = truth(config, "tie_word_embeddings", False)
+    tied = is_tied(config)
     block = "model.layers.{layer}."
+    out_bias = _has_output_bias(config, kind)
     rules = [
-        Rule("model.embed_tokens.weight", "tok_embed.weight", optional=tied),
-        *_qkv(config, kind, block),
-        *_linear(block + "self_attn.o_proj", "attn.out_proj", _has_output_bias(config, kind)),
-        *_feed_forward(config, kind, block),
-        _block_rule(block + "input_layernorm.weight", "ln1.scale"),
-        _block_rule(block + "post_attention_layernorm.weight", "ln2.scale"),
-        Rule("model.norm.weight", "final_ln.scale"),
-        Rule("lm_head.weight", "lm_head.weight", optional=tied),
+        vocabulary("model.embed_tokens", "tok_embed", tied),
+        *qkv(config, block, bias=kind == "qwen2" or out_bias),
+        *linear(block + "self_attn.o_proj", f"{BLOCK}attn.out_proj", bias=out_bias),
+        *gated_feed_forward(block, bias=kind == "llama" and truth(config, "mlp_bias", False)),
+        *norm(block + "input_layernorm", f"{BLOCK}ln1"),
+        *norm(block + "post_attention_layernorm", f"{BLOCK}ln2"),
+        *norm("model.norm", "final_ln"),
+        vocabulary("lm_head", "lm_head", tied),
         # Rotary tables that old writers stored; the models compute them in float32.
         Rule(block + "self_attn.rotary_emb.inv_freq", ndim=1),
         Rule("rope.freqs", ndim=1),
     ]
     if kind == "qwen3":
-        rules += [
-            _block_rule(block + "self_attn.q_norm.weight", "attn.q_norm.scale"),
-            _block_rule(block + "self_attn.k_norm.weight", "attn.k_norm.scale"),
-        ]
-    return _name_map(rules, config, kind, tied)
+        rules += norm(block + "self_attn.q_norm", f"{BLOCK}attn.q_norm")
+        rules += norm(block + "self_attn.k_norm", f"{BLOCK}attn.k_norm")
+    return name_map(rules, config, kind, tied=tied)
 
 
 def llama_meta_map(config: Mapping[str, Any]) -> NameMap:
@@ -50,71 +49,43 @@ def llama_meta_map(config: Mapping[str, Any]) -> NameMap:
     Raises:
         ValueError: the configuration does not say how many heads there are.
     """
-    kind = str(config.get("model_type", "llama"))
     sizes = _qkv_sizes(config)
     heads = whole(config, "num_attention_heads", least=1)
     if sizes is None or heads is None:
         raise ValueError("Meta's names need num_attention_heads and the size of a head")
-    tied = truth(config, "tie_word_embeddings", False)
+    tied = is_tied(config)
     block = "layers.{layer}."
     each = (Interleaved(heads), Interleaved(_kv_heads(config, heads)), Identity())
-    parts = tuple(f"{block}attention.w{part}.weight" for part in "qkv")
+    parts = tuple(f"{block}attention.w{part}" for part in "qkv")
     rules = [
-        Rule("tok_embeddings.weight", "tok_embed.weight", optional=tied),
-        _block_rule(parts, "attn.qkv.weight", Concat(0, sizes, each)),
-        _block_rule(block + "attention.wo.weight", "attn.out_proj.weight"),
-        _block_rule(block + "feed_forward.w1.weight", "mlp.gate.weight"),
-        _block_rule(block + "feed_forward.w3.weight", "mlp.up.weight"),
-        _block_rule(block + "feed_forward.w2.weight", "mlp.down.weight"),
-        _block_rule(block + "attention_norm.weight", "ln1.scale"),
-        _block_rule(block + "ffn_norm.weight", "ln2.scale"),
-        Rule("norm.weight", "final_ln.scale"),
-        Rule("output.weight", "lm_head.weight", optional=tied),
+        vocabulary("tok_embeddings", "tok_embed", tied),
+        *linear(parts, f"{BLOCK}attn.qkv", Concat(0, sizes, each), bias=False),
+        *linear(block + "attention.wo", f"{BLOCK}attn.out_proj", bias=False),
+        *linear(block + "feed_forward.w1", f"{BLOCK}mlp.gate", bias=False),
+        *linear(block + "feed_forward.w3", f"{BLOCK}mlp.up", bias=False),
+        *linear(block + "feed_forward.w2", f"{BLOCK}mlp.down", bias=False),
+        *norm(block + "attention_norm", f"{BLOCK}ln1"),
+        *norm(block + "ffn_norm", f"{BLOCK}ln2"),
+        *norm("norm", "final_ln"),
+        vocabulary("output", "lm_head", tied),
         Rule("rope.freqs", ndim=1),
         Rule(block + "attention.inner_attention.rope.freqs", ndim=1),
     ]
-    return _name_map(rules, config, kind, tied)
+    return name_map(rules, config, str(config.get("model_type", "llama")), tied=tied)
 
 
-def _name_map(rules: list[Rule], config: Mapping[str, Any], kind: str, tied: bool) -> NameMap:
-    return NameMap(
-        tuple(rules),
-        layers=whole(config, "num_hidden_layers"),
-        ties=(_TIE,) if tied else (),
-        model_type=kind,
-    )
+def qkv(config: Mapping[str, Any], block: str, *, bias: bool) -> list[Rule]:
+    """Separate queries, keys and values, fused here."""
+    parts = tuple(f"{block}self_attn.{part}_proj" for part in "qkv")
+    return linear(parts, f"{BLOCK}attn.qkv", Concat(0, _qkv_sizes(config)), bias=bias)
 
 
-def _block_rule(
-    sources: str | tuple[str, ...], local: str, transform: Concat | None = None
-) -> Rule:
-    return Rule(sources, f"blocks.{{layer}}.{local}", transform)
-
-
-def _linear(published: str, local: str, has_bias: bool) -> list[Rule]:
-    endings = ("weight", "bias") if has_bias else ("weight",)
-    return [_block_rule(f"{published}.{end}", f"{local}.{end}") for end in endings]
-
-
-def _feed_forward(config: Mapping[str, Any], kind: str, block: str) -> list[Rule]:
-    has_bias = kind == "llama" and truth(config, "mlp_bias", False)
+def gated_feed_forward(block: str, *, bias: bool = False) -> list[Rule]:
+    """The rules of gate, up and down."""
     return [
         rule
         for part in ("gate", "up", "down")
-        for rule in _linear(f"{block}mlp.{part}_proj", f"mlp.{part}", has_bias)
-    ]
-
-
-def _qkv(config: Mapping[str, Any], kind: str, block: str) -> list[Rule]:
-    has_bias = kind == "qwen2" or _has_output_bias(config, kind)
-    fused = Concat(0, _qkv_sizes(config))
-    return [
-        _block_rule(
-            tuple(f"{block}self_attn.{part}_proj.{end}" for part in "qkv"),
-            f"attn.qkv.{end}",
-            fused,
-        )
-        for end in (("weight", "bias") if has_bias else ("weight",))
+        for rule in linear(f"{block}mlp.{part}_proj", f"{BLOCK}mlp.{part}", bias=bias)
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamload.synthesis.tokenizer import tokenizer_json
+from streamload.synthesis.made_up_tokenizer import tokenizer_json
 
 __all__ = ["STEP_FOLDER", "small_files"]
 
