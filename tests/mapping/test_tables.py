@@ -8,7 +8,7 @@ import streamload
 from streamload import Rule
 from streamload.core.options import Settings
 from streamload.core.specs import Catalog, TensorSpec
-from streamload.mapping import registry
+from streamload.mapping.tables import registry
 from streamload.mapping.tables.registry import build_model, known_model_types, mappings_for
 from streamload.module.targets import targets_of
 from streamload.planning import build_plan
