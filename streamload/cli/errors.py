@@ -19,16 +19,6 @@ import click
 from streamload.core.errors import MemoryBudgetError, PlanError, StreamloadError
 from streamload.core.wording import printable
 
-__all__ = [
-    "as_options",
-    "exit_code",
-    "failure_as_dict",
-    "failures_as_one_line",
-    "note_flag",
-    "one_line",
-    "traceback_option",
-]
-
 _MOST_LINES = 4
 _CLICKS_OWN = (click.ClickException, click.exceptions.Exit, click.Abort, SystemExit)
 # Keyword arguments as the library's messages spell them; not inside a path or a quoted name.

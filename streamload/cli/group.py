@@ -14,8 +14,6 @@ from streamload import __version__
 from streamload.cli.errors import failures_as_one_line, traceback_option
 from streamload.core.wording import suggestion
 
-__all__ = ["main"]
-
 # In the order of a first visit; a command is ``command`` in the module of its name.
 _COMMANDS = {
     "demo": "Make a small checkpoint, load it, generate, and show a refusal.",

@@ -10,15 +10,6 @@ import click
 from streamload.cli.errors import note_flag, traceback_option
 from streamload.cli.types import BLOCK_BYTES, BYTES, DEVICE, DTYPE, INDICES
 
-__all__ = [
-    "chunk_bytes_option",
-    "common_options",
-    "dtype_option",
-    "given",
-    "load_options",
-    "max_shard_bytes_option",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 dtype_option = click.option(

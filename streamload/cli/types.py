@@ -12,18 +12,6 @@ from click.shell_completion import CompletionItem
 from streamload.core.dtypes import BY_TORCH_NAME, parse_dtype
 from streamload.core.wording import suggestion
 
-__all__ = [
-    "BLOCK_BYTES",
-    "BYTES",
-    "DEVICE",
-    "DTYPE",
-    "INDICES",
-    "TOKENS",
-    "Parsed",
-    "dtype_among",
-    "one_of",
-]
-
 if TYPE_CHECKING:
     _ParamType = click.ParamType[Any]
 else:

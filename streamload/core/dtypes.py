@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["BY_NAME", "BY_TORCH_NAME", "DType", "nbytes_of", "parse_dtype"]
-
 
 @dataclass(frozen=True, slots=True)
 class DType:

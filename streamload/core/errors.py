@@ -25,21 +25,6 @@ from streamload.core.wording import listed, printable
 if TYPE_CHECKING:
     from streamload.core.report import LoadReport
 
-__all__ = [
-    "CheckpointError",
-    "CheckpointNotFoundError",
-    "DownloadError",
-    "MemoryBudgetError",
-    "MissingExtraError",
-    "PlanError",
-    "ReadError",
-    "StreamloadError",
-    "WriteError",
-    "naming",
-    "note_overwritten",
-    "printable",
-]
-
 
 def note_overwritten(error: BaseException, names: Sequence[str]) -> None:
     """Say in ``error`` which tensors had been overwritten in place before it was raised.

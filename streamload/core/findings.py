@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-__all__ = ["Finding", "added_up", "fold", "notices", "problems"]
-
 _NAMED = 3
 
 

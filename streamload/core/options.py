@@ -14,8 +14,6 @@ from streamload.core.dtypes import DType, parse_dtype
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LoadOptions", "Settings", "settings_from"]
-
 Device: TypeAlias = "str | torch.device | Mapping[str, str | torch.device]"
 
 

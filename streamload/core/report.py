@@ -8,15 +8,6 @@ from typing import Any
 from streamload.core.specs import Shape
 from streamload.core.wording import format_bytes, plural, printable, section
 
-__all__ = [
-    "ExportReport",
-    "LoadReport",
-    "LoadedTensor",
-    "MemoryReport",
-    "ShapeMismatch",
-    "format_bytes",
-]
-
 _SHOWN = 12
 
 

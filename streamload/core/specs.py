@@ -10,8 +10,6 @@ from typing import TypeAlias
 
 from streamload.core.dtypes import BY_NAME, nbytes_of
 
-__all__ = ["Catalog", "Extent", "StridedCopy", "Shape", "TensorSpec", "contiguous_strides"]
-
 Shape: TypeAlias = tuple[int, ...]
 
 

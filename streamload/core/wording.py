@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 
-__all__ = ["format_bytes", "listed", "plural", "printable", "section", "suggestion"]
-
 
 def printable(text: str | bytes | os.PathLike[str]) -> str:
     """Text that any stream can print: surrogates and control characters are escaped."""

@@ -12,14 +12,12 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from streamload.core.errors import CheckpointError, DownloadError, MissingExtraError, printable
-from streamload.core.report import format_bytes
+from streamload.core.errors import CheckpointError, DownloadError, MissingExtraError
+from streamload.core.wording import format_bytes, printable
 from streamload.downloading.fetching import Fetched, Progress, fetch
 from streamload.downloading.picking import pick_files
 from streamload.sources.hub import HUB_NAME
 from streamload.sources.index import read_index
-
-__all__ = ["DownloadReport", "download", "neox_files", "neox_folder"]
 
 _NEOX = "neox-20b"
 _NEOX_LAYERS = 44

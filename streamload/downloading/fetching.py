@@ -21,8 +21,6 @@ from streamload import __version__
 from streamload.core.errors import DownloadError, WriteError
 from streamload.saving.atomic import put_in_place, translated
 
-__all__ = ["Fetched", "Progress", "fetch"]
-
 Progress = Callable[[int, int, str], object]
 _BLOCK_BYTES = 1 << 20
 _MOST_TRIES = 100

@@ -7,8 +7,6 @@ from collections.abc import Callable, Collection, Sequence
 from streamload.saving.extras import COMPANIONS
 from streamload.sources.folders import INDEXES, NOT_WEIGHTS, PART_OF, TORCH_ENDINGS
 
-__all__ = ["pick_files"]
-
 _BESIDE = ("config.json", "params.json", *COMPANIONS)
 # Weights of something else than the model, or a second copy of them.
 _NOT_FIRST = (*NOT_WEIGHTS, "consolidated", "flax_", "tf_")

@@ -6,8 +6,6 @@ from functools import cache
 
 import torch
 
-__all__ = ["can_overflow", "count_overflows", "overflowed", "saturated", "saturates"]
-
 # torch has no sum() for the 8-bit floats; they are looked at through float32.
 _SUMMABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Has no infinity: torch turns all that is too large into its largest value.

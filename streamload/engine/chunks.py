@@ -14,8 +14,6 @@ from math import gcd
 
 from streamload.core.specs import Shape, StridedCopy
 
-__all__ = ["Chunk", "Part", "cut"]
-
 
 @dataclass(frozen=True, slots=True)
 class Part:

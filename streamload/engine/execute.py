@@ -9,8 +9,9 @@ from typing import TypeAlias
 
 import torch
 
-from streamload.core.errors import CheckpointError, StreamloadError, note_overwritten, printable
+from streamload.core.errors import CheckpointError, StreamloadError, note_overwritten
 from streamload.core.findings import Finding, notices
+from streamload.core.wording import printable
 from streamload.engine.casts import can_overflow
 from streamload.engine.groups import AHEAD, Group, GroupFeed, Memory, in_layers
 from streamload.engine.jobs import Job, JobQueue
@@ -21,8 +22,6 @@ from streamload.engine.workers import WorkerPool
 from streamload.planning.records import Plan, PlannedTensor
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
-
-__all__ = ["Execution", "Progress", "execute"]
 
 # progress(done_bytes, total_bytes, tensor_name), from the thread that called the load.
 Progress: TypeAlias = Callable[[int, int, str], object]

@@ -18,8 +18,6 @@ from streamload.engine.jobs import Job, jobs_of
 from streamload.engine.lanes.base import NO_MEMORY, Destination
 from streamload.planning.records import Plan, PlannedTensor
 
-__all__ = ["AHEAD", "Group", "GroupFeed", "in_layers"]
-
 # One is handed on while the next is filled.
 AHEAD = 2
 

@@ -15,8 +15,6 @@ from streamload.planning.records import PlannedTensor
 from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of
 
-__all__ = ["Job", "JobQueue", "Reader", "jobs_of"]
-
 # How far the page cache is asked to read ahead of the workers.
 READAHEAD_BYTES = 48 << 20
 _MOST_AHEAD = 256

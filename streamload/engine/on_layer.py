@@ -12,8 +12,6 @@ from torch import nn
 from streamload.core.errors import StreamloadError
 from streamload.engine.groups import Group
 
-__all__ = ["OnLayer", "Replacements"]
-
 # on_layer(layer, tensors) → None, or tensor name → tensor and module name → module.
 OnLayer: TypeAlias = Callable[[int | None, dict[str, torch.Tensor]], object]
 

@@ -17,8 +17,6 @@ from streamload.mapping.layout import coalesced, inverse
 from streamload.planning.records import Plan, PlannedTensor
 from streamload.sources.base import Source
 
-__all__ = ["OutputChunk", "batches", "execute_chunks"]
-
 
 @dataclass(frozen=True, slots=True)
 class OutputChunk:

@@ -12,8 +12,6 @@ from streamload.planning.records import Comparison, Plan, PlannedTensor
 from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of, torch_dtype
 
-__all__ = ["check_agreement", "compare", "reduce_into"]
-
 
 def _stored_values(plan: Plan, source: Source, name: str) -> torch.Tensor:
     """All elements of a stored tensor, flat, in memory order."""

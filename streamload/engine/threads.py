@@ -12,8 +12,6 @@ import threading
 
 import torch
 
-__all__ = ["use_one_torch_thread"]
-
 _LOCK = threading.Lock()
 
 

@@ -16,8 +16,6 @@ from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
 from streamload.system.thread_end import end_thread
 
-__all__ = ["WorkerPool"]
-
 _POLL_S = 0.05
 
 

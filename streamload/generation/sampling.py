@@ -11,8 +11,6 @@ from typing import Any, SupportsIndex, TypeAlias
 import torch
 from torch import Tensor, nn
 
-__all__ = ["generate"]
-
 Pick: TypeAlias = Callable[[Tensor], Tensor]
 
 

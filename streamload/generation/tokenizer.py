@@ -8,8 +8,6 @@ from typing import Any
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError, MissingExtraError
 
-__all__ = ["TextStream", "Tokenizer", "load_tokenizer"]
-
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _MAX_HELD = 3  # a UTF-8 character has at most three bytes before its last one
 _CONTEXT_TOKENS = 8  # how a token decodes can depend on those before it (a leading space)

@@ -12,8 +12,6 @@ from streamload.core.wording import format_bytes, printable
 from streamload.planning import Plan
 from streamload.system.memory import available_memory
 
-__all__ = ["check_memory", "is_cache_in_the_way", "measured", "ways_out"]
-
 _MARGIN_BYTES = 128 << 20
 
 

@@ -17,8 +17,6 @@ from streamload.mapping.tables.registry import build_model
 from streamload.module.empty_weights import empty_weights
 from streamload.sources.base import Source
 
-__all__ = ["build", "find_config"]
-
 
 def find_config(source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The configuration a model of the checkpoint is built from; see ``config_to_build``."""

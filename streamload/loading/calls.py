@@ -24,8 +24,6 @@ from streamload.sources.base import Source
 from streamload.sources.detect import open_layers
 from streamload.system.gc_pause import without_collections
 
-__all__ = ["Loaded", "load", "load_into", "load_state_dict", "plan", "plan_checkpoint"]
-
 # Making a model of some hundred modules is enough to set off a full collection, which walks all
 # of torch: as long as the rest of a mapped load. Nothing here leaves cycles behind.
 _MANY = 2000

@@ -9,16 +9,15 @@ import torch
 from typing_extensions import Unpack
 
 from streamload.core.dtypes import BY_NAME, DType
-from streamload.core.errors import CheckpointError, PlanError, printable
+from streamload.core.errors import CheckpointError, PlanError
 from streamload.core.options import LoadOptions, Settings, settings_from
+from streamload.core.wording import printable
 from streamload.engine.lanes.choice import unusable
 from streamload.engine.lanes.cpu import refuse_odd_bools
 from streamload.planning.dtype_rules import DtypeError, target_dtype
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
 from streamload.sources.detect import open_checkpoint
-
-__all__ = ["iter_tensors"]
 
 
 def iter_tensors(

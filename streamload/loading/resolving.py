@@ -22,8 +22,6 @@ from streamload.planning import Plan, Targets, build_plan
 from streamload.saving.cache.through import cache_settings
 from streamload.sources.base import Source
 
-__all__ = ["Job", "hook_for", "plan_load", "resolve"]
-
 
 @dataclass(frozen=True)
 class Job:

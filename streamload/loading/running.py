@@ -20,8 +20,6 @@ from streamload.planning import Plan
 from streamload.saving.cache.through import look_up, store
 from streamload.system.peaks import PeakSampler
 
-__all__ = ["Run", "run"]
-
 
 @dataclass(frozen=True)
 class Run:

@@ -9,8 +9,6 @@ from streamload.core.specs import Shape, contiguous_strides, numel
 from streamload.mapping.layout import Layout, LayoutError
 from streamload.mapping.transforms import Transform
 
-__all__ = ["apply"]
-
 
 def apply(
     transform: Transform,

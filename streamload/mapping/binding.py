@@ -11,8 +11,6 @@ from streamload.mapping.common import KNOWN_BUFFERS, KNOWN_RENAMES, layer_of
 from streamload.mapping.rules import KNOWN_WRAPPERS, NameMap, Rule, strip_wrappers
 from streamload.mapping.transforms import Identity, Transform
 
-__all__ = ["Assignment", "Binding", "Mapper", "bind", "bind_equal", "bind_table"]
-
 Mapper: TypeAlias = "NameMap | Mapping[str, str] | Callable[[str], str | None]"
 _IDENTITY = Identity()
 _WRAPPERS = (*KNOWN_WRAPPERS, "gpt_neox")

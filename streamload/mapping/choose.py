@@ -11,8 +11,6 @@ from streamload.mapping.fields import too_many
 from streamload.mapping.rules import NameMap
 from streamload.mapping.tables.registry import known_model_types, mappings_for
 
-__all__ = ["choose_binding", "choose_mapper", "under_prefix"]
-
 
 def choose_binding(
     config: Mapping[str, Any] | None,

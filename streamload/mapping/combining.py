@@ -13,8 +13,6 @@ from streamload.core.specs import Shape
 from streamload.mapping.layout import Layout, LayoutError, axis_of, concat, with_size
 from streamload.mapping.transforms import Relayout, Transform, check_counts, one_of
 
-__all__ = ["Chain", "Concat", "HeadSplit", "Mean", "Split", "Sum"]
-
 
 def _set_sizes(transform: Transform, sizes: Sequence[int] | None) -> None:
     """As a tuple, since transforms are hashed."""

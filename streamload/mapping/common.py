@@ -5,8 +5,6 @@ from __future__ import annotations
 from streamload.mapping.rules import KNOWN_WRAPPERS, NameMap, Rule
 from streamload.mapping.templates import NUMBER
 
-__all__ = ["KNOWN_BUFFERS", "KNOWN_RENAMES", "layer_of"]
-
 # Matched only where the module itself has no such name.
 KNOWN_BUFFERS = NameMap(
     (

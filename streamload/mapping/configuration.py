@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from streamload.core.errors import CheckpointError, PlanError, printable
+from streamload.core.errors import CheckpointError, PlanError
 from streamload.core.specs import Catalog
+from streamload.core.wording import printable
 from streamload.mapping.binding import bind_table
 from streamload.mapping.fields import LAYERS_ALWAYS_ALLOWED, short
 from streamload.mapping.tables.gpt2_names import gpt2_map
 from streamload.mapping.tables.registry import known_model_types, layer_count_field
-
-__all__ = ["config_or_guess", "config_to_build", "refuse_too_many_layers"]
 
 # As ``Source.config()`` gives it: the configuration, if one is known, and notices about it.
 _Found: TypeAlias = tuple[dict[str, Any] | None, tuple[str, ...]]

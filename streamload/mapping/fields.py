@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["LAYERS_ALWAYS_ALLOWED", "short", "too_many", "truth", "whole"]
-
 # Part of a checkpoint may be loaded: a few tensors of a model with more blocks than that.
 LAYERS_ALWAYS_ALLOWED = 10_000
 

@@ -13,20 +13,6 @@ from itertools import pairwise
 
 from streamload.core.specs import Shape, StridedCopy, contiguous_strides, numel
 
-__all__ = [
-    "Axis",
-    "Layout",
-    "LayoutError",
-    "Piece",
-    "axis_of",
-    "coalesced",
-    "concat",
-    "inverse",
-    "is_order",
-    "stored_order_strides",
-    "with_size",
-]
-
 
 class LayoutError(ValueError):
     """Shapes do not fit a transform; planning turns it into a problem of the plan."""

@@ -9,8 +9,6 @@ from functools import cached_property
 from streamload.mapping.templates import Template, name_key
 from streamload.mapping.transforms import Identity, Transform
 
-__all__ = ["KNOWN_WRAPPERS", "NameMap", "Rule", "strip_wrappers"]
-
 # torch.compile (_orig_mod), DataParallel and DDP (module), and the classes that hold a base model.
 # FSDP's and activation checkpointing's stand anywhere in a name, as torch.compile's.
 _ANYWHERE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")

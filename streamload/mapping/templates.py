@@ -10,8 +10,6 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-__all__ = ["NUMBER", "Template", "name_key"]
-
 _PLACE = re.compile(r"\{(layer|rank)(?:\+([0-9]{1,9}))?\}")
 _NUMBER = re.compile(r"[0-9]+")
 _PART = re.compile(r"(?<![^.])[0-9]+(?![^.])")

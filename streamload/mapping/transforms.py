@@ -14,8 +14,6 @@ from typing import Protocol
 from streamload.core.specs import Shape
 from streamload.mapping.layout import Layout, LayoutError, axis_of, is_order
 
-__all__ = ["Identity", "Interleaved", "Permute", "Relayout", "Transform", "Transpose"]
-
 
 class Transform(Protocol):
     """What all transforms have; they are frozen and hashable, so that plans can remember them."""

@@ -9,8 +9,6 @@ import torch
 
 from streamload.measuring.floor import run_threads
 
-__all__ = ["use_all", "use_tensors"]
-
 BLOCK_BYTES = 4 << 20
 
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 
 from streamload.system.cgroups import Cgroup, cgroups
 
-__all__ = ["Group", "make_group"]
-
 
 @dataclass(frozen=True)
 class Group:

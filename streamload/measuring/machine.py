@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from streamload.system.memory import available_memory
 
-__all__ = ["BUSY_CPUS", "CpuTimes", "describe", "usable_cpus", "usage", "usage_since"]
-
 BUSY_CPUS = 0.25
 """Other processes' CPUs, on average over a measurement, from which on it is called disturbed."""
 

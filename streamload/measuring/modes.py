@@ -12,8 +12,6 @@ from streamload.measuring.rounds import disturbances, in_turns, measure_load, me
 from streamload.measuring.survey import Survey, survey
 from streamload.measuring.verdict import Figures, judge
 
-__all__ = ["measure"]
-
 _SMALL_BYTES = 64 << 20
 _NOT_WARM = 0.99
 _TIMEOUT_S = 3600.0

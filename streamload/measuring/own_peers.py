@@ -10,8 +10,6 @@ from streamload.measuring import floor
 from streamload.measuring.peers import Job, Peer
 from streamload.system.memory import available_memory
 
-__all__ = ["COPY", "FLOORS", "MODES", "PEERS", "import_for_loads"]
-
 # What ``streamload.load`` leaves until a checkpoint asks for it.
 _LATE = (
     "streamload.loading.calls",

@@ -8,8 +8,6 @@ import os
 import sys
 from collections.abc import Iterable
 
-__all__ = ["drop", "make", "resident_fraction", "warm"]
-
 
 def drop(paths: Iterable[str]) -> str | None:
     """Asks the system to drop the files' pages; returns why not, or None when they are gone."""

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from streamload.measuring.floor import Piece
 
-__all__ = ["FilePeer", "Job", "Peer", "read_job", "read_peer"]
-
 
 @dataclass(frozen=True)
 class Job:

@@ -13,8 +13,6 @@ from streamload.measuring.floor import Piece
 from streamload.sources.base import Source
 from streamload.sources.detect import open_checkpoint
 
-__all__ = ["Survey", "survey"]
-
 
 @dataclass(frozen=True)
 class Survey:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from streamload.measuring.machine import BUSY_CPUS
 
-__all__ = ["Figures", "Verdict", "judge"]
-
 # Shares from which on a resource is called used up. Copying and casting never reach the rate of
 # a plain copy loop, and threads wait for each other at both ends of a load.
 _MEMORY_SHARE = 0.6

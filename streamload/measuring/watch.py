@@ -23,8 +23,6 @@ from streamload.measuring.groups import Group
 from streamload.measuring.machine import cpu_times
 from streamload.system.peaks import ProcessMemory, StatusReader
 
-__all__ = ["Channel", "Watch", "watch_process"]
-
 INTERVAL_S = 0.005
 TRACE_POINTS = 240
 

@@ -11,16 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from typing import Any, ClassVar, TypeVar
 
-__all__ = [
-    "ModelConfig",
-    "flag",
-    "number",
-    "positive_int",
-    "published",
-    "text",
-    "token_ids",
-]
-
 _MOST = 2**63 - 1  # torch counts in 64 bits
 _SHOWN = 40
 _Config = TypeVar("_Config", bound="ModelConfig")

@@ -12,8 +12,6 @@ from streamload.models.config_fields import ModelConfig
 from streamload.models.layers import KVCache, Span, embedding
 from streamload.models.rotary import RotaryTables
 
-__all__ = ["Decoder"]
-
 _Model = TypeVar("_Model", bound="Decoder")
 
 

@@ -29,8 +29,6 @@ from streamload.models.layers import (
     embedding,
 )
 
-__all__ = ["GPT", "GPTConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig(ModelConfig):

@@ -13,19 +13,6 @@ from torch import Tensor, nn
 from streamload.models.config_fields import text
 from streamload.models.rotary import RotaryTables
 
-__all__ = [
-    "FeedForward",
-    "GatedFeedForward",
-    "KVCache",
-    "LayerNorm",
-    "PreNormBlock",
-    "RMSNorm",
-    "Span",
-    "activation_name",
-    "attend",
-    "embedding",
-]
-
 _TANH_GELU = partial(F.gelu, approximate="tanh")
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,

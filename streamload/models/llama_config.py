@@ -17,8 +17,6 @@ from streamload.models.config_fields import (
 )
 from streamload.models.rotary import Rope
 
-__all__ = ["LlamaConfig", "check_heads", "check_silu", "head_dim", "layer_types_of"]
-
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",

@@ -12,8 +12,6 @@ from streamload.models.layers import GatedFeedForward, KVCache, PreNormBlock, RM
 from streamload.models.llama_config import LlamaConfig, layer_types_of
 from streamload.models.rotary import RotaryTables, rotate
 
-__all__ = ["Llama", "LlamaConfig"]
-
 
 class LlamaAttention(nn.Module):
     """Grouped-query attention with fused ``qkv``, rows q [H*h] | k [K*h] | v [K*h]."""

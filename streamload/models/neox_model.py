@@ -28,8 +28,6 @@ from streamload.models.layers import (
 )
 from streamload.models.rotary import Rope, RotaryTables, rotate
 
-__all__ = ["NeoX", "NeoXConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class NeoXConfig(ModelConfig):

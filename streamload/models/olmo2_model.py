@@ -28,8 +28,6 @@ from streamload.models.layers import (
 from streamload.models.llama_config import check_heads, check_silu, head_dim
 from streamload.models.rotary import Rope, RotaryTables, rotate
 
-__all__ = ["Olmo2", "Olmo2Config"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Olmo2Config(ModelConfig):

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from streamload.models.config_fields import flag, number, positive_int
 
-__all__ = ["Rope", "RotaryTables", "rotate"]
-
 _KNOWN = ("default", "linear", "llama3", "yarn")
 
 

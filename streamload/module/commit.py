@@ -15,8 +15,6 @@ from streamload.module.targets import slots
 from streamload.planning.devices import device_of
 from streamload.planning.records import Plan
 
-__all__ = ["OnAssign", "commit"]
-
 # on_assign(stored_name, module_name), before each assignment, from the caller's thread.
 OnAssign: TypeAlias = Callable[[str, str], object]
 

@@ -14,8 +14,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = ["empty_weights"]
-
 # Methods that write values and nothing else. On a meta tensor they do nothing, but some import
 # over a thousand modules to do it (2.3 s for the first ``nn.Embedding`` of a process).
 _VALUE_METHODS = frozenset(

@@ -14,8 +14,6 @@ from torch import nn
 from streamload.module.targets import real_tensors
 from streamload.planning.records import Plan
 
-__all__ = ["in_place_problems"]
-
 # Strides nest in practice, which takes a few steps; what takes more is refused unseen.
 _MOST_STEPS: Any = 20_000  # numpy's stub knows of two values alone
 

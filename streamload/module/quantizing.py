@@ -29,8 +29,6 @@ from streamload.engine.threads import use_one_torch_thread
 from streamload.planning.records import Plan, PlannedTensor
 from streamload.system.pages import empty_pages
 
-__all__ = ["quantized_plan", "quantizing"]
-
 # What torchao takes and gives back as the weight's own dtype.
 _DTYPES = ("F32", "F16", "BF16")
 # Rows are quantised so many elements at a time, in float32.

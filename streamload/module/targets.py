@@ -14,8 +14,6 @@ from streamload.core.dtypes import BY_TORCH_NAME
 from streamload.core.errors import PlanError
 from streamload.planning.records import Plan, Targets, TargetSpec
 
-__all__ = ["Slot", "existing_tensors", "real_tensors", "slots", "targets_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Slot:

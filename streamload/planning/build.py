@@ -19,8 +19,6 @@ from streamload.planning.placing import PlanBuilder, place
 from streamload.planning.records import Plan, Targets
 from streamload.system.gc_pause import without_collections
 
-__all__ = ["build_plan"]
-
 
 def build_plan(
     catalog: Catalog,

@@ -11,8 +11,6 @@ from streamload.mapping.layout import LayoutError
 from streamload.planning.dtype_rules import DtypeError, target_dtype
 from streamload.planning.records import PlannedTensor
 
-__all__ = ["compose"]
-
 
 def compose(
     first: Mapping[str, PlannedTensor], second: Iterable[PlannedTensor], wanted: DType | None

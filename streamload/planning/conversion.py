@@ -24,8 +24,6 @@ from streamload.planning.records import (
     TargetSpec,
 )
 
-__all__ = ["Conversion", "plan_conversion"]
-
 _Groups = Sequence[Sequence[str]]
 
 

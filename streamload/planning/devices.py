@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from streamload.planning.records import Targets
 
-__all__ = ["device_of", "device_problems"]
-
 
 def device_of(name: str, device: str | Mapping[str, str]) -> str:
     """The device of a target: that of the longest prefix that fits, ``""`` fits all."""

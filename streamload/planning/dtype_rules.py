@@ -5,8 +5,6 @@ from __future__ import annotations
 from streamload.core.dtypes import BY_NAME, DType
 from streamload.planning.records import TargetSpec
 
-__all__ = ["DtypeError", "target_dtype"]
-
 # Rotary tables are too fine for 16 bits: a rounded one goes wrong on long contexts.
 _NEVER_CAST = ("inv_freq", "rope.freqs")
 

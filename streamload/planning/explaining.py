@@ -12,8 +12,6 @@ from streamload.core.report import ShapeMismatch
 from streamload.core.specs import TensorSpec
 from streamload.planning.placing import PlanBuilder
 
-__all__ = ["explain", "listed"]
-
 # Comparing every name with every other is quadratic: only the first few get a suggestion.
 _SUGGESTED = 5
 _COMPARED = 2000

@@ -13,14 +13,6 @@ from streamload.planning.explaining import listed
 from streamload.planning.placing import PlanBuilder
 from streamload.planning.records import PlannedTensor, TargetSpec
 
-__all__ = [
-    "common_dtype",
-    "find_gaps",
-    "layer_problem",
-    "map_notices",
-    "tied_groups",
-]
-
 
 def find_gaps(builder: PlanBuilder, table: NameMap | None) -> tuple[list[str], list[str]]:
     """Names that nothing fills (``missing``), and names left on meta (``unfilled``)."""

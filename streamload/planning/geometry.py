@@ -10,8 +10,6 @@ from streamload.mapping.applying import apply
 from streamload.mapping.layout import Layout, stored_order_strides
 from streamload.mapping.transforms import Transform
 
-__all__ = ["Geometry", "geometries"]
-
 _MOST_KEPT = 4096
 
 

@@ -15,8 +15,6 @@ from streamload.planning.explaining import listed
 from streamload.planning.gaps import layer_problem
 from streamload.planning.records import Plan, PlannedTensor, Targets
 
-__all__ = ["build_export_plan"]
-
 
 @dataclass
 class _ExportBuilder:

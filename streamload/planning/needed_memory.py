@@ -9,8 +9,6 @@ from streamload.core.report import MemoryReport
 from streamload.core.specs import TensorSpec
 from streamload.planning.records import PlannedTensor
 
-__all__ = ["RING_BYTES", "needed_memory"]
-
 # What every load to a device goes through, whatever the model: four buffers of 16 MiB.
 RING_BYTES = 64 << 20
 

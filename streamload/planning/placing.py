@@ -24,8 +24,6 @@ from streamload.planning.records import (
     TargetSpec,
 )
 
-__all__ = ["PlanBuilder", "place"]
-
 
 @dataclass
 class PlanBuilder:

@@ -7,20 +7,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from streamload.core.dtypes import BY_NAME
-from streamload.core.errors import PlanError, printable
+from streamload.core.errors import PlanError
 from streamload.core.findings import Finding, fold, notices, problems
 from streamload.core.options import Settings
 from streamload.core.report import LoadedTensor, LoadReport, MemoryReport, ShapeMismatch
 from streamload.core.specs import Shape, StridedCopy, TensorSpec, numel
-
-__all__ = [
-    "Comparison",
-    "MappedView",
-    "Plan",
-    "PlannedTensor",
-    "TargetSpec",
-    "Targets",
-]
+from streamload.core.wording import printable
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,18 +17,6 @@ from typing import Protocol, TypeVar
 
 from streamload.core.errors import WriteError
 
-__all__ = [
-    "StagedFile",
-    "check_space",
-    "committing",
-    "put_in_place",
-    "remove_leftovers",
-    "staged_file",
-    "sync_folder",
-    "temporary_name",
-    "translated",
-]
-
 _GIB = 1 << 30
 _PREFIX = ".streamload-"
 _NUMBERS = itertools.count()  # two threads that write one file must not share a temporary

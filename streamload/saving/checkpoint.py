@@ -19,8 +19,6 @@ from streamload.sources.base import Source
 from streamload.sources.index import read_index
 from streamload.system.peaks import PeakSampler
 
-__all__ = ["peak_memory", "write_checkpoint"]
-
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 

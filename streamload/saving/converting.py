@@ -27,8 +27,6 @@ from streamload.system.peaks import PeakSampler
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["convert"]
-
 
 def convert(
     source: str | os.PathLike[str],

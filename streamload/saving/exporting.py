@@ -28,8 +28,6 @@ from streamload.saving.writable import only_writable
 from streamload.sources.in_memory import MemorySource
 from streamload.system.peaks import PeakSampler
 
-__all__ = ["export"]
-
 
 def export(
     module: nn.Module,

@@ -10,8 +10,6 @@ from typing import Any
 from streamload.planning.records import Plan
 from streamload.sources.files import OpenFile
 
-__all__ = ["COMPANIONS", "config_text", "tokenizer_files"]
-
 # Files beside the weights that say how to use the model: the tokenizer's and generation's.
 COMPANIONS = (
     "tokenizer.json",

@@ -11,8 +11,6 @@ from streamload.core.specs import TensorSpec
 from streamload.planning.records import PlannedTensor
 from streamload.sources.safetensors.header import MAX_HEADER_BYTES
 
-__all__ = ["NewFile", "index_text", "lay_out"]
-
 _Tensors = Sequence[PlannedTensor | TensorSpec]
 
 

@@ -21,8 +21,6 @@ from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of
 from streamload.system.pages import empty_pages
 
-__all__ = ["OUTPUT_CHUNK_BYTES", "Place", "fill"]
-
 # Two of these are staged. One holds the largest matrix of GPT-2 XL in float32, so that none of
 # its transpositions is cut.
 OUTPUT_CHUNK_BYTES = 40 << 20

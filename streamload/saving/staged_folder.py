@@ -15,8 +15,6 @@ from streamload.saving.atomic import (
     translated,
 )
 
-__all__ = ["StagedFolder"]
-
 
 class StagedFolder:
     """Files written into an existing or a new folder.

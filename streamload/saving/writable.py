@@ -5,8 +5,6 @@ from __future__ import annotations
 from streamload.core.dtypes import BY_NAME
 from streamload.planning.records import Plan
 
-__all__ = ["name_fault", "only_writable"]
-
 # The reference reader of the format knows all the other types; this one torch alone has.
 _UNKNOWN = ("C128",)
 # The header's key for its map of strings.

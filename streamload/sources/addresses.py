@@ -10,8 +10,6 @@ import os
 import re
 from dataclasses import dataclass
 
-__all__ = ["Address", "content_address", "file_identity"]
-
 _KINDS = {64: "sha256", 40: "git-sha1"}
 
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
-__all__ = ["Source"]
-
 
 class Source(ABC):
     """A readable checkpoint: one file or many. What is not abstract suits tensors in memory.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from streamload.sources.mapped_file import MappedFile
 
-__all__ = ["BlockSource", "read_each", "refuse_repeats"]
-
 _T = TypeVar("_T")
 
 

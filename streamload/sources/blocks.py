@@ -9,8 +9,6 @@ import torch
 from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import CheckpointError
 
-__all__ = ["bytes_of", "torch_dtype"]
-
 
 def torch_dtype(name: str) -> torch.dtype:
     """Torch's dtype for a safetensors dtype name.

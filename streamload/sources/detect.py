@@ -6,7 +6,8 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from streamload.core.errors import CheckpointError, CheckpointNotFoundError, naming, printable
+from streamload.core.errors import CheckpointError, CheckpointNotFoundError, naming
+from streamload.core.wording import printable
 from streamload.sources.base import Source
 from streamload.sources.files import OpenFile
 from streamload.sources.folders import TORCH_ENDINGS, choose_files, names_in
@@ -14,8 +15,6 @@ from streamload.sources.hub import find_in_hub_cache, is_hub_name
 from streamload.sources.index import check_against_shards, read_index, shard_paths
 from streamload.sources.safetensors.safetensors_files import open_safetensors
 from streamload.sources.small_files import describe_text
-
-__all__ = ["open_checkpoint", "open_layers"]
 
 _LOOKED_FOR = (
     "model.safetensors.index.json, one .safetensors file, pytorch_model.bin(.index.json), "

@@ -17,8 +17,6 @@ from streamload.core.errors import CheckpointError, CheckpointNotFoundError, Rea
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["OpenFile"]
-
 # One system call moves at most 2 GiB - 4 KiB on Linux.
 _MAX_READ_BYTES = 1 << 30
 _OPEN_FLAGS = (

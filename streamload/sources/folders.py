@@ -6,9 +6,8 @@ import os
 import re
 from collections.abc import Sequence
 
-from streamload.core.errors import CheckpointError, printable
-
-__all__ = ["INDEXES", "NOT_WEIGHTS", "PART_OF", "TORCH_ENDINGS", "choose_files", "names_in"]
+from streamload.core.errors import CheckpointError
+from streamload.core.wording import printable
 
 PART_OF = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})(?P<ending>\.\w+)")
 _ANY_PART = re.compile(r".+-0*(?P<part>\d+)-of-0*(?P<count>\d+)\.\w+")

@@ -11,8 +11,6 @@ import re
 
 from streamload.core.errors import CheckpointNotFoundError
 
-__all__ = ["HUB_NAME", "find_in_hub_cache", "folder_of", "is_hub_name"]
-
 HUB_NAME = re.compile(r"hf:(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?")
 
 

@@ -13,8 +13,6 @@ from streamload.sources.base import Source
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MemorySource"]
-
 
 class MemorySource(Source):
     """Tensors by stored name, read in blocks like any file.

@@ -10,8 +10,6 @@ from streamload.core.specs import Catalog
 from streamload.core.wording import listed
 from streamload.sources.small_files import read_json
 
-__all__ = ["check_against_shards", "read_index", "shard_paths"]
-
 _MAX_INDEX_BYTES = 200_000_000
 
 

@@ -17,8 +17,6 @@ from streamload.core.specs import TensorSpec, contiguous_strides
 from streamload.sources.blocks import torch_dtype
 from streamload.sources.files import OpenFile
 
-__all__ = ["MappedFile"]
-
 # MAP_NORESERVE is not in the mmap module before Python 3.13; the number is Linux's.
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 

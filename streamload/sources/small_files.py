@@ -8,8 +8,6 @@ from typing import Any, NoReturn
 from streamload.core.errors import CheckpointError
 from streamload.sources.files import OpenFile
 
-__all__ = ["describe_text", "loads_strictly", "read_json", "read_object", "read_small"]
-
 _MAX_BYTES = 16 << 20
 
 

@@ -12,8 +12,6 @@ from streamload.mapping.rules import NameMap
 from streamload.mapping.tables.registry import ARCHITECTURES, mapping_for
 from streamload.synthesis.recipes import Kind, Preset, Recipe
 
-__all__ = ["recipes_of"]
-
 _STD = 0.02
 # A randomly drawn tied model mostly repeats its input, because blocks of the usual small weights
 # add little to the embedding. Small made-up models get blocks that speak up instead.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["byte_alphabet", "tokenizer_json"]
-
 _SYLLABLES = tuple(c + v for c in "bdfghjklmnprstvwz" for v in "aeiou")
 
 

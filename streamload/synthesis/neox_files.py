@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from streamload.synthesis.made_up_tokenizer import tokenizer_json
 
-__all__ = ["STEP_FOLDER", "small_files"]
-
 STEP_FOLDER = "global_step150000"
 
 _CONFIG = """\

@@ -21,8 +21,6 @@ from streamload.synthesis.writing import SLACK_BYTES, Progress, SynthesisReport,
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["synthesize_neox_raw"]
-
 Split = Literal["dim 0", "dim 1", "sum", "duplicate"]
 _LAYER_FILE = re.compile(r"layer_\d+-model_\d+-model_states\.pt")
 _HEAD_SIZES = (96, 64, 32, 16)

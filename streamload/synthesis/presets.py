@@ -8,8 +8,6 @@ from typing import Any
 
 from streamload.synthesis.recipes import Preset, Recipe
 
-__all__ = ["PRESETS"]
-
 
 def _gpt2(layers: int, width: int, heads: int, *, positions: int = 1024, vocab: int = 50257) -> Any:
     config = {

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["blocks", "encode", "values"]
-
 _BLOCK_ELEMENTS = 1 << 20
 
 

@@ -9,8 +9,6 @@ from typing import Any, Literal
 from streamload.core.dtypes import BY_TORCH_NAME, nbytes_of
 from streamload.core.specs import Shape
 
-__all__ = ["Kind", "Preset", "Recipe"]
-
 Kind = Literal["normal", "norm", "causal_mask", "constant", "inv_freq"]
 
 

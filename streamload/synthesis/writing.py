@@ -21,8 +21,6 @@ from streamload.synthesis.presets import PRESETS
 from streamload.synthesis.randoms import blocks
 from streamload.synthesis.recipes import Preset, Recipe
 
-__all__ = ["Progress", "SynthesisReport", "refuse_other", "synthesize"]
-
 Progress = Callable[[int, int, str], None]
 _Draw = Callable[[str], Iterator[memoryview]]
 _DTYPES = ("float32", "float16", "bfloat16")

@@ -12,8 +12,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Cgroup", "cgroups", "key_values"]
-
 _V1_NO_LIMIT = 1 << 62
 """Version 1 writes 9223372036854771712 (LONG_MAX cut to pages) for "none"; pages may be larger."""
 

@@ -7,8 +7,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["without_collections"]
-
 _LOCK = threading.Lock()
 _held = 0
 _was_enabled = False

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from streamload.system.cgroups import cgroups, key_values
 
-__all__ = ["AvailableMemory", "available_memory"]
-
 
 @dataclass(frozen=True, slots=True)
 class AvailableMemory:

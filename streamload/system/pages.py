@@ -20,8 +20,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["empty_pages", "populate"]
-
 _MADV_POPULATE_WRITE = 23
 # Below this a few faults are cheaper than a call.
 _LEAST_BYTES = 128 << 10

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 from streamload.system.thread_end import end_thread
 
-__all__ = ["MemoryPeaks", "PeakSampler", "ProcessMemory", "StatusReader", "parse_status"]
-
 
 @dataclass(frozen=True, slots=True)
 class MemoryPeaks:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 import time
 
-__all__ = ["end_thread"]
-
 _START_S = 1.0
 
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 
 from streamload.core.dtypes import BY_NAME
-from streamload.core.errors import printable
 from streamload.core.specs import Extent, TensorSpec
+from streamload.core.wording import printable
 from streamload.engine.execute import Progress
 from streamload.engine.lanes.cpu import Buffer
 from streamload.engine.threads import use_one_torch_thread
@@ -25,8 +25,6 @@ from streamload.sources.blocks import bytes_of
 from streamload.sources.files import OpenFile
 from streamload.sources.hub import folder_of
 from streamload.verifying.pieces import Piece, Segment, pieces_of
-
-__all__ = ["DigestCheck", "Findings", "OddValues", "check"]
 
 _TICK_S = 0.1
 

@@ -22,8 +22,6 @@ from streamload.planning import Plan, PlannedTensor, build_plan
 from streamload.planning.explaining import listed
 from streamload.sources.base import Source
 
-__all__ = ["Comparison", "Difference", "compare_checkpoints"]
-
 _BATCH_BYTES = 32 << 20  # of each side; a transposed tensor is read anew for each batch
 _COMPARED = 4 << 20  # elements: where they differ, both sides are widened to float64
 # Number of the pair, index of the first element, flat values.

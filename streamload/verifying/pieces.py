@@ -11,8 +11,6 @@ from streamload.core.specs import Extent, TensorSpec
 from streamload.sources.addresses import Address, content_address
 from streamload.sources.base import Source
 
-__all__ = ["Piece", "Segment", "pieces_of"]
-
 _PIECE_BYTES = 64 << 20
 
 

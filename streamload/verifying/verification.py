@@ -19,8 +19,6 @@ from streamload.verifying.comparing import Difference, compare_checkpoints
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["VerifyReport", "verify"]
-
 _SHOWN = 12
 
 

@@ -15,7 +15,8 @@ from torch import nn
 
 import streamload
 from streamload import Concat, HeadSplit, NameMap, Rule, Split, Transpose
-from streamload.core.errors import WriteError, printable
+from streamload.core.errors import WriteError
+from streamload.core.wording import printable
 from streamload.saving import atomic, pipeline
 from tests.support.tiny import (
     GPT2_CONFIG,

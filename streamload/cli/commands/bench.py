@@ -11,7 +11,7 @@ import click
 from streamload.cli.options import common_options
 from streamload.cli.render.tables import columns, heading, say
 from streamload.cli.types import BLOCK_BYTES, DTYPE
-from streamload.core.errors import printable
+from streamload.core.wording import printable
 
 _HEAD = (
     "", "load s", "first use s", "together s", "GB/s", "of the floor", "peak memory", "held back by"

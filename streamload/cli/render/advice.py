@@ -5,8 +5,6 @@ from __future__ import annotations
 from streamload.core.report import LoadReport
 from streamload.measuring.machine import filesystem_of
 
-__all__ = ["slow_notes"]
-
 _NETWORK = ("nfs", "cifs", "smb", "9p", "fuse.sshfs", "ceph", "lustre", "glusterfs", "drvfs")
 
 

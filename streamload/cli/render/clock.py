@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import time
 
-__all__ = ["seconds_since_start"]
-
 
 def seconds_since_start() -> float:
     """Seconds since this process was started, to about a hundredth."""

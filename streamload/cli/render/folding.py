@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Generic, TypeAlias, TypeVar
 
-__all__ = ["Row", "by_block", "fold", "indices_text"]
-
 Part: TypeAlias = "str | tuple[int, ...]"
 D = TypeVar("D", bound=Hashable)
 

@@ -9,8 +9,6 @@ from streamload.cli.render.tables import columns
 from streamload.core.report import LoadedTensor
 from streamload.core.wording import printable
 
-__all__ = ["ledger_lines"]
-
 
 def ledger_lines(loaded: Iterable[LoadedTensor]) -> list[str]:
     """A table of assignments: module name, from where, shape, cast, transform."""

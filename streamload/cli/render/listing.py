@@ -13,8 +13,6 @@ from streamload.core.wording import format_bytes, listed, plural, printable
 if TYPE_CHECKING:
     from streamload.sources.base import Source
 
-__all__ = ["as_dict", "as_text"]
-
 
 class _Facts(NamedTuple):
     dtype: str

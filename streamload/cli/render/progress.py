@@ -6,8 +6,6 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-__all__ = ["Progress", "progress_bar"]
-
 Progress = Callable[[int, int, str], None]
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from streamload.sources.base import Source
 
-__all__ = ["describe", "show"]
-
 _BLOCK_ELEMENTS = 1 << 20
 _FEW = 6
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import click
 
-__all__ = ["columns", "heading", "say", "say_result"]
-
 
 def say(text: str = "", *, err: bool = False) -> None:
     """Print; styles are taken off where they would not show, or where NO_COLOR is set."""

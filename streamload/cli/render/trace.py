@@ -17,8 +17,6 @@ from streamload.system.peaks import PeakSampler
 if TYPE_CHECKING:
     from streamload.core.report import LoadReport
 
-__all__ = ["TRACE_PATH", "Trace"]
-
 _MIB = 1 << 20
 _WIDTH_INCHES, _HEIGHT_INCHES, _DPI = 8.3, 4.2, 150
 

@@ -13,8 +13,6 @@ import torch
 from streamload.cli.errors import one_line
 from streamload.core.errors import MissingExtraError, PlanError, StreamloadError
 
-__all__ = ["check_ties", "continuations", "refusal"]
-
 
 def continuations(folder: str, loaded: Any, prompt: str, count: int) -> tuple[str, str]:
     """What the model says with random weights, and with the loaded ones, drawn greedily.

@@ -12,9 +12,6 @@ from streamload.engine.chunks import Chunk
 from streamload.engine.jobs import Reader
 from streamload.planning.records import PlannedTensor
 
-__all__ = ["NO_MEMORY", "Lane", "LaneWorker", "Destination"]
-
-
 # What a destination holds before it has memory, and after it was handed on.
 NO_MEMORY = torch.empty(0, dtype=torch.uint8, device="cpu")
 

@@ -15,8 +15,6 @@ from streamload.engine.lanes.device import DeviceLane, PlainOps
 from streamload.engine.lanes.ring import SLOT_BYTES
 from streamload.planning.records import PlannedTensor
 
-__all__ = ["DeviceLanes", "lane_for", "unusable"]
-
 _LEAST_SLOT_BYTES = 64 << 10
 
 

@@ -18,9 +18,6 @@ from streamload.planning.records import PlannedTensor
 from streamload.sources.blocks import torch_dtype
 from streamload.system.pages import empty_pages, populate
 
-__all__ = ["Buffer", "CpuLane", "CpuWorker", "PagedCpuLane", "refuse_odd_bools"]
-
-
 # Held while a destination's count is raised: several workers write one tensor.
 _COUNTING = threading.Lock()
 

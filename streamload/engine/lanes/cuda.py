@@ -9,8 +9,6 @@ from streamload.engine.lanes.device import empty_on, scatter
 from streamload.engine.lanes.ring import Event, Stream
 from streamload.planning.records import PlannedTensor
 
-__all__ = ["CudaOps"]
-
 
 class CudaOps:
     """See DeviceOps.

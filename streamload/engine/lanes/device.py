@@ -17,8 +17,6 @@ from streamload.engine.lanes.ring import RING_SLOTS, SLOT_BYTES, DeviceOps, Even
 from streamload.planning.records import PlannedTensor
 from streamload.sources.blocks import bytes_of, torch_dtype
 
-__all__ = ["DeviceLane", "DeviceWorker", "PlainOps", "scatter"]
-
 # torch has no isfinite() for the 8-bit floats.
 _FINITE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

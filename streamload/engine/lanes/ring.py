@@ -19,8 +19,6 @@ from streamload.engine.chunks import Part
 from streamload.planning.needed_memory import RING_BYTES
 from streamload.planning.records import PlannedTensor
 
-__all__ = ["RING_SLOTS", "SLOT_BYTES", "DeviceOps", "Event", "Ring", "Slot", "Stream"]
-
 # Whatever the model: four buffers keep several reads and a copy under way at once.
 RING_SLOTS = 4
 SLOT_BYTES = RING_BYTES // RING_SLOTS

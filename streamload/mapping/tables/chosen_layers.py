@@ -7,8 +7,6 @@ from typing import Any
 
 from streamload.mapping.tables.registry import layer_count_field, model_class
 
-__all__ = ["LayersError", "select_layers"]
-
 
 class LayersError(ValueError):
     """Blocks were asked for that the model does not have; its configuration is not at fault."""

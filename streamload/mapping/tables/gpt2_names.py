@@ -9,8 +9,6 @@ from streamload.mapping.rules import NameMap, Rule
 from streamload.mapping.tables.pieces import BLOCK, is_tied, name_map, norm, vocabulary
 from streamload.mapping.transforms import Transpose
 
-__all__ = ["gpt2_map"]
-
 
 def gpt2_map(config: Mapping[str, Any]) -> NameMap:
     """The table for a GPT-2 ``config.json``; only ``n_layer`` and the tie are looked at."""

@@ -15,8 +15,6 @@ from streamload.mapping.rules import NameMap, Rule
 from streamload.mapping.tables.pieces import BLOCK, is_tied, linear, name_map, norm, vocabulary
 from streamload.mapping.transforms import Identity, Interleaved
 
-__all__ = ["gated_feed_forward", "llama_map", "llama_meta_map", "qkv"]
-
 
 def llama_map(config: Mapping[str, Any]) -> NameMap:
     """The published names, for a ``config.json`` of any of the four families."""

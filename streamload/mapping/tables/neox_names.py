@@ -15,8 +15,6 @@ from streamload.mapping.rules import KNOWN_WRAPPERS, NameMap, Rule
 from streamload.mapping.tables.pieces import BLOCK, is_tied, linear, name_map, norm, vocabulary
 from streamload.mapping.transforms import Transform
 
-__all__ = ["neox_map", "neox_raw_map"]
-
 _WRAPPERS = (*KNOWN_WRAPPERS, "gpt_neox")
 _NORMS = (("input_layernorm", "ln1"), ("post_attention_layernorm", "ln2"))
 _COLUMN_PARALLEL = (

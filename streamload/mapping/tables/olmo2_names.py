@@ -12,8 +12,6 @@ from streamload.mapping.tables.llama_names import gated_feed_forward, qkv
 from streamload.mapping.tables.pieces import BLOCK, is_tied, linear, name_map, norm, vocabulary
 from streamload.mapping.tables.shapes import weight_shapes
 
-__all__ = ["olmo2_map", "olmo2_shapes"]
-
 
 def olmo2_map(config: Mapping[str, Any]) -> NameMap:
     """The published names."""

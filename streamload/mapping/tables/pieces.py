@@ -9,8 +9,6 @@ from streamload.mapping.fields import truth, whole
 from streamload.mapping.rules import KNOWN_WRAPPERS, NameMap, Rule
 from streamload.mapping.transforms import Transform
 
-__all__ = ["BLOCK", "is_tied", "linear", "name_map", "norm", "vocabulary"]
-
 BLOCK = "blocks.{layer}."
 _TIE = ("tok_embed.weight", "lm_head.weight")
 

@@ -18,17 +18,6 @@ from streamload.mapping.tables.shapes import weight_shapes
 if TYPE_CHECKING:
     from streamload.models.decoder import Decoder
 
-__all__ = [
-    "ARCHITECTURES",
-    "Architecture",
-    "build_model",
-    "known_model_types",
-    "layer_count_field",
-    "mapping_for",
-    "mappings_for",
-    "model_class",
-]
-
 _Table: TypeAlias = Callable[[Mapping[str, Any]], NameMap]
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from streamload.core.specs import Shape
 
-__all__ = ["weight_shapes"]
-
 
 def weight_shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
     """Module name inside a block, or of the whole model → shape of its weight.

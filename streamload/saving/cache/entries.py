@@ -11,22 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamload.core.errors import CheckpointError, ReadError, WriteError, printable
+from streamload.core.errors import CheckpointError, ReadError, WriteError
 from streamload.core.specs import Catalog
+from streamload.core.wording import printable
 from streamload.saving.atomic import remove_leftovers
 from streamload.sources.files import OpenFile
 from streamload.sources.safetensors.header import read_header
-
-__all__ = [
-    "ENDING",
-    "METADATA_KEY",
-    "VERSION",
-    "CacheEntry",
-    "cache_folder",
-    "clear_cache",
-    "list_cache",
-    "verify_entry",
-]
 
 VERSION = 1
 ENDING = ".safetensors"

@@ -13,17 +13,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from streamload.core.errors import (
-    CheckpointError,
-    CheckpointNotFoundError,
-    ReadError,
-    WriteError,
-    printable,
-)
+from streamload.core.errors import CheckpointError, CheckpointNotFoundError, ReadError, WriteError
 from streamload.core.findings import Finding
 from streamload.core.options import Settings
 from streamload.core.specs import StridedCopy, contiguous_strides, numel
-from streamload.core.wording import format_bytes
+from streamload.core.wording import format_bytes, printable
 from streamload.engine.execute import Execution
 from streamload.planning import MappedView, Plan, PlannedTensor
 from streamload.planning.needed_memory import needed_memory
@@ -42,8 +36,6 @@ from streamload.sources.addresses import file_identity
 from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of
 from streamload.sources.safetensors.safetensors_files import SafetensorsSource, open_safetensors
-
-__all__ = ["Entry", "cache_settings", "look_up", "store"]
 
 _BLOCK_BYTES = 8 << 20
 

@@ -12,8 +12,6 @@ from streamload.sources.config.meta_params import config_from_params
 from streamload.sources.hub import folder_of
 from streamload.sources.small_files import read_object
 
-__all__ = ["config_beside"]
-
 
 def config_beside(
     path: str, stored: Mapping[str, TensorSpec]

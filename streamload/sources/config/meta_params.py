@@ -11,8 +11,6 @@ from typing import Any
 
 from streamload.core.specs import TensorSpec
 
-__all__ = ["config_from_params"]
-
 _REFUSED = ("moe", "vision_encoder", "vision_chunk_size", "quantization", "quantization_args")
 # LLaMA 3.1's scaling. 3.2's small text models stretch by 32, and their params.json does not say.
 _LLAMA3 = {

@@ -10,11 +10,10 @@ import os
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from streamload.core.errors import CheckpointError, MissingExtraError, naming, printable
+from streamload.core.errors import CheckpointError, MissingExtraError, naming
 from streamload.core.specs import TensorSpec
+from streamload.core.wording import printable
 from streamload.sources.small_files import read_object, read_small
-
-__all__ = ["neox_config"]
 
 Config: TypeAlias = dict[str, Any]
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from streamload.core.errors import CheckpointError, printable
-from streamload.core.wording import listed
+from streamload.core.errors import CheckpointError
+from streamload.core.wording import listed, printable
 from streamload.sources.torch.torch_files import TorchFile
-
-__all__ = ["check_layers", "check_numbers", "check_ranks"]
 
 Key = tuple[int, int]
 

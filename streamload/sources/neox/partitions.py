@@ -13,7 +13,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from streamload.core.errors import CheckpointError, naming, printable
+from streamload.core.errors import CheckpointError, naming
+from streamload.core.wording import printable
 from streamload.sources.block_source import read_each
 from streamload.sources.config.neox_params import neox_config
 from streamload.sources.folders import names_in
@@ -25,8 +26,6 @@ from streamload.sources.neox.partition_checks import (
 from streamload.sources.small_files import read_small
 from streamload.sources.torch.stored_tensors import StoredTensor
 from streamload.sources.torch.torch_files import TorchFile, TorchSource, read_torch_file
-
-__all__ = ["NeoXRawSource", "Partitions", "find_partitions", "open_neox"]
 
 _LAYER_FILE = re.compile(r"layer_([0-9]{1,4})-model_([0-9]{1,4})-model_states\.pt")
 _STEP_FOLDER = re.compile(r"global_step([0-9]{1,18})")

@@ -16,8 +16,6 @@ from streamload.sources.files import OpenFile
 from streamload.sources.small_files import describe_text, loads_strictly
 from streamload.system.gc_pause import without_collections
 
-__all__ = ["MAX_HEADER_BYTES", "is_encodable", "read_header"]
-
 # The reference implementation's limit; a legal header above it is named as such.
 MAX_HEADER_BYTES = 100_000_000
 _U64 = 1 << 64

@@ -18,8 +18,6 @@ from streamload.sources.safetensors.header import is_encodable, read_header
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["SafetensorsSource", "open_safetensors"]
-
 
 def open_safetensors(paths: Sequence[str], *, given: str) -> SafetensorsSource:
     """Open all of ``paths`` as one checkpoint; every file at fault is listed.

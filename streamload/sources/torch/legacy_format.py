@@ -12,8 +12,6 @@ from streamload.sources.torch.pickle_reader import MAX_PICKLE_BYTES, Pickled, Tr
 from streamload.sources.torch.pickle_records import Malformed, shown
 from streamload.sources.torch.stored_tensors import Region
 
-__all__ = ["LEGACY_START", "read_legacy"]
-
 LEGACY_START = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 _FIRST_WINDOW_BYTES = 256 << 10
 _PROTOCOL_VERSION = 1001

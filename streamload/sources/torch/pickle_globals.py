@@ -21,8 +21,6 @@ from streamload.sources.torch.pickle_records import (
     is_key,
 )
 
-__all__ = ["is_known", "rebuild", "storage_of"]
-
 _MAX_DIMS = 64
 
 Args: TypeAlias = tuple[object, ...]

@@ -21,8 +21,6 @@ from streamload.sources.torch.pickle_records import (
     shown,
 )
 
-__all__ = ["MAX_PICKLE_BYTES", "Pickled", "RefusedGlobal", "Truncated", "read_pickle"]
-
 # A tensor takes about 150 bytes and 40 opcodes: room for several hundred thousand tensors.
 MAX_PICKLE_BYTES = 64 << 20
 _MAX_OPCODES = 16_000_000

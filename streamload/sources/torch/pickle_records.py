@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from streamload.core.dtypes import BY_TORCH_NAME
 from streamload.core.specs import Shape
 
-__all__ = ["Global", "Malformed", "StorageRef", "TensorRef", "UnusableTensor", "is_key", "shown"]
-
 _MAX_SHOWN = 200
 
 

@@ -8,8 +8,6 @@ from streamload.core.errors import CheckpointError
 from streamload.core.wording import listed
 from streamload.sources.torch.pickle_records import TensorRef, UnusableTensor, shown
 
-__all__ = ["find_weights"]
-
 # Keys that training scripts put the model's own state dict under.
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "module")
 # Keys whose tensors are never a model's weights, or not the weights asked for (moving averages).

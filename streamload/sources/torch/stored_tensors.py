@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from streamload.sources.files import OpenFile
 
-__all__ = ["Region", "StoredTensor", "check_storage", "place", "read_values"]
-
 
 @dataclass(frozen=True, slots=True)
 class Region:

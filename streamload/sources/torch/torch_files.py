@@ -11,8 +11,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from streamload.core.errors import CheckpointError, naming, printable
+from streamload.core.errors import CheckpointError, naming
 from streamload.core.specs import Catalog, Extent
+from streamload.core.wording import printable
 from streamload.sources.block_source import BlockSource, read_each, refuse_repeats
 from streamload.sources.files import OpenFile
 from streamload.sources.small_files import describe_text
@@ -37,8 +38,6 @@ from streamload.sources.torch.zip_archive import Archive, read_archive
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["TorchFile", "TorchSource", "open_torch", "read_torch_file"]
 
 _SNIFFED_BYTES = 512
 # caffe2/serialize/versions.h: what torch reads, and where it is noted.

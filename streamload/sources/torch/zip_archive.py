@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from streamload.core.errors import CheckpointError
 from streamload.sources.files import OpenFile
 
-__all__ = ["Archive", "Record", "read_archive"]
-
 _END = struct.Struct("<4sHHHHIIH")
 _END64 = struct.Struct("<4sQHHIIQQQQ")
 _LOCATOR64 = struct.Struct("<4sIQI")
