@@ -14,6 +14,8 @@ from streamload.core.dtypes import DType, parse_dtype
 if TYPE_CHECKING:
     import torch
 
+# progress(done_bytes, total_bytes, stored_name), from the thread that called the load.
+Progress: TypeAlias = Callable[[int, int, str], object]
 Device: TypeAlias = "str | torch.device | Mapping[str, str | torch.device]"
 
 
@@ -59,7 +61,7 @@ class LoadOptions(TypedDict, total=False):
     overflow: str
     replicas: str
     cache: bool
-    progress: Callable[[int, int, str], object] | None
+    progress: Progress | None
     on_layer: Callable[[int | None, dict[str, torch.Tensor]], object] | None
     quantize: str | None
 
@@ -82,7 +84,7 @@ class Settings:
     overflow: str = "report"
     replicas: str = "refuse"
     cache: bool = False
-    progress: Callable[[int, int, str], object] | None = None
+    progress: Progress | None = None
     on_layer: Callable[[int | None, dict[str, torch.Tensor]], object] | None = None
     quantize: str | None = None
     renumber: bool = False

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 import torch
 
 from streamload.core.errors import CheckpointError, StreamloadError, note_overwritten
 from streamload.core.findings import Finding, notices
+from streamload.core.options import Progress
 from streamload.core.wording import printable
 from streamload.engine.casts import can_overflow
-from streamload.engine.groups import AHEAD, Group, GroupFeed, Memory, in_layers
-from streamload.engine.jobs import Job, JobQueue
+from streamload.engine.groups import (
+    AHEAD,
+    Counter,
+    Group,
+    GroupFeed,
+    Memory,
+    in_layers,
+)
+from streamload.engine.jobs import JobQueue
 from streamload.engine.lanes.base import NO_MEMORY, Lane
 from streamload.engine.on_layer import OnLayer, Replacements
 from streamload.engine.reduce import check_agreement, compare, reduce_into
@@ -23,21 +29,16 @@ from streamload.planning.records import Plan, PlannedTensor
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
 
-# progress(done_bytes, total_bytes, tensor_name), from the thread that called the load.
-Progress: TypeAlias = Callable[[int, int, str], object]
-
 
 @dataclass
 class Execution(Replacements):
-    """What came of a plan; the caller commits ``tensors`` and ``modules``.
+    """What came of a plan; the caller commits it.
 
     Attributes:
-        overwritten: names of tensors overwritten in place, as far as it came.
         bytes_read, bytes_written: of tensor data.
         findings: what was seen in the data.
     """
 
-    overwritten: list[str] = field(default_factory=list)
     bytes_read: int = 0
     bytes_written: int = 0
     findings: list[Finding] = field(default_factory=list)
@@ -78,7 +79,8 @@ def execute(
     run = Execution()
     new = [t for t in plan.tensors if t.is_new]
     old = [t for t in plan.tensors if not t.is_new]
-    counter = _Counter(plan, plan.tensors, progress)
+    names = {c.stored_name for t in plan.tensors if t.mapped is None for c in t.copies}
+    counter = Counter(sum(plan.stored[name].nbytes for name in names), progress)
     stream = _Stream(plan, source, lane, run, counter, release)
 
     def keep(group: Group, tensors: dict[str, torch.Tensor]) -> None:
@@ -127,31 +129,6 @@ def _check(plan: Plan, source: Source, run: Execution) -> None:
         run.findings.append(Finding(text, tensor=where, lead=lead))
 
 
-class _Counter:
-    """Bytes done, counted by the workers and told from the calling thread."""
-
-    def __init__(
-        self, plan: Plan, tensors: Sequence[PlannedTensor], progress: Progress | None
-    ) -> None:
-        names = {c.stored_name for t in tensors if t.mapped is None for c in t.copies}
-        self.total = sum(plan.stored[name].nbytes for name in names)
-        self.done = 0
-        self._name = ""
-        self._told = -1
-        self._lock = threading.Lock()
-        self._progress = progress
-
-    def add(self, count: int, name: str) -> None:
-        with self._lock:
-            self.done += count
-            self._name = name
-
-    def tell(self) -> None:
-        if self._progress is not None and self.done != self._told:
-            self._told = self.done
-            self._progress(self.done, self.total, self._name)
-
-
 @dataclass(frozen=True)
 class _Stream:
     """The one loop that fills targets; whatever the load, only its groups differ."""
@@ -160,7 +137,7 @@ class _Stream:
     source: Source
     lane: Lane
     run: Execution
-    counter: _Counter
+    counter: Counter
     release: bool
 
     def fill(
@@ -173,11 +150,7 @@ class _Stream:
     ) -> None:
         """Fill all targets of the groups, and hand each group to ``keep`` when it is complete."""
         overflows: dict[str, int] = {}
-        feed = GroupFeed(self.plan, groups, memory)
-
-        def done(job: Job) -> bool:
-            self.counter.add(job.nbytes, job.spec.name)
-            return feed.done(job)
+        feed = GroupFeed(self.plan, groups, memory, self.counter)
 
         def tick() -> None:
             self.counter.tell()
@@ -188,12 +161,12 @@ class _Stream:
         try:
             feed.open_next(ahead)
             queue = JobQueue(feed.jobs())
-            pool = WorkerPool(self.source, self.lane, queue, feed, done=done, release=self.release)
+            pool = WorkerPool(self.source, self.lane, queue, feed, release=self.release)
             pool.run(self._workers(moved), tick=tick)
         finally:
-            touched = [t.name for t in moved if feed.destination(t).touched and not t.is_new]
+            touched = [t.name for t in moved if feed.by_name[t.name].touched and not t.is_new]
             self.run.overwritten += touched
-        overflows |= {t.name: feed.destination(t).overflows for t in moved}
+        overflows |= {t.name: feed.by_name[t.name].overflows for t in moved}
         self._tell_overflows(groups, overflows)
         self.counter.tell()
 
@@ -204,7 +177,7 @@ class _Stream:
         tensors = {}
         for planned in group.tensors:
             if planned.is_moved:
-                destination = feed.destination(planned)
+                destination = feed.by_name[planned.name]
                 tensors[planned.name], destination.tensor = destination.tensor, NO_MEMORY
             elif planned.mapped is not None:
                 tensors[planned.name] = _mapped(self.source, planned)
@@ -223,7 +196,7 @@ class _Stream:
             for t in tensors
             if any(_can_overflow(self.plan.stored[name].dtype, t.dtype) for name in t.sources)
         ]
-        alone = replace(self, counter=_Counter(self.plan, (), None))
+        alone = replace(self, counter=Counter(0))
         alone.fill(risky, self.lane.allocate, lambda *_: None, ahead=1)
 
     def _workers(self, moved: Sequence[PlannedTensor]) -> int:

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import torch
 
+from streamload.core.options import Progress
 from streamload.engine.jobs import Job, jobs_of
 from streamload.engine.lanes.base import NO_MEMORY, Destination
 from streamload.planning.records import Plan, PlannedTensor
@@ -56,6 +57,33 @@ def in_layers(tensors: Sequence[PlannedTensor]) -> list[Group]:
 Memory: TypeAlias = Callable[[PlannedTensor], torch.Tensor]
 
 
+class Counter:
+    """Bytes done, counted by the workers and told from the calling thread.
+
+    Args:
+        total: bytes in all.
+        progress: called as progress(done_bytes, total_bytes, stored_name).
+    """
+
+    def __init__(self, total: int, progress: Progress | None = None) -> None:
+        self.done = 0
+        self._total = total
+        self._progress = progress
+        self._name = ""
+        self._told = -1
+        self._lock = threading.Lock()
+
+    def add(self, count: int, name: str) -> None:
+        with self._lock:
+            self.done += count
+            self._name = name
+
+    def tell(self) -> None:
+        if self._progress is not None and self.done != self._told:
+            self._told = self.done
+            self._progress(self.done, self._total, self._name)
+
+
 class GroupFeed:
     """Gives memory to groups in turn and hands them on when they are complete.
 
@@ -66,6 +94,7 @@ class GroupFeed:
         plan: what goes where.
         groups: in the order in which they are filled.
         memory: of a target that workers fill.
+        counter: told of every job that is done.
     """
 
     def __init__(
@@ -73,13 +102,16 @@ class GroupFeed:
         plan: Plan,
         groups: Sequence[Group],
         memory: Memory,
+        counter: Counter,
     ) -> None:
         self._plan = plan
         self._groups = groups
         self._memory = memory
+        self._counter = counter
         self._group_of: list[Group] = []
         self._numbers: dict[str, int] = {}
         self.destinations: list[Destination] = []
+        self.by_name: dict[str, Destination] = {}
         for at, group in enumerate(groups):
             group.at, group.is_whole = at, True
             for tensor in group.tensors:
@@ -87,15 +119,13 @@ class GroupFeed:
                     group.is_whole = False
                     self._numbers[tensor.name] = len(self.destinations)
                     self._group_of.append(group)
-                    self.destinations.append(Destination(NO_MEMORY, tensor.device, tensor.is_new))
+                    destination = Destination(NO_MEMORY, tensor.device, tensor.is_new)
+                    self.destinations.append(destination)
+                    self.by_name[tensor.name] = destination
         self._opened = 0
         self._handed_on = 0
         self._stopped = False
         self._changed = threading.Condition()
-
-    def destination(self, tensor: PlannedTensor) -> Destination:
-        """Where the workers write a target."""
-        return self.destinations[self._numbers[tensor.name]]
 
     def jobs(self) -> Iterator[Job]:
         """All jobs, group by group, inside a group in the order of the files."""
@@ -119,6 +149,7 @@ class GroupFeed:
 
     def done(self, job: Job) -> bool:
         """Count a job; True if its group may be complete."""
+        self._counter.add(job.nbytes, job.spec.name)
         group = self._group_of[job.target]
         with self._changed:
             group.left -= 1
@@ -135,7 +166,7 @@ class GroupFeed:
         for group in self._groups[self._opened : self._opened + count]:
             for tensor in group.tensors:
                 if tensor.is_moved:
-                    self.destinations[self._numbers[tensor.name]].tensor = self._memory(tensor)
+                    self.by_name[tensor.name].tensor = self._memory(tensor)
             with self._changed:
                 self._opened += 1
                 self._changed.notify_all()

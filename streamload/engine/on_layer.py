@@ -24,11 +24,13 @@ class Replacements:
         tensors: new ones by target name: those loaded and those given in their place.
         modules: by module name, to be swapped in; ``tensors`` lacks what is in these.
         replaced: names of the tensors that are not the loaded ones.
+        overwritten: names of tensors overwritten in place, as far as it came.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     modules: dict[str, nn.Module] = field(default_factory=dict)
     replaced: set[str] = field(default_factory=set)
+    overwritten: list[str] = field(default_factory=list)
 
     def take(self, group: Group, loaded: dict[str, torch.Tensor], returned: object) -> None:
         """Enter what is kept and what came instead; the rest of ``loaded`` is let go.

@@ -26,8 +26,7 @@ class WorkerPool:
         source: read by all workers.
         lane: gives each worker its buffers.
         queue: jobs in the order they are to be done.
-        feed: asked before each job, which must have memory.
-        done: called after each job, under no lock, from the worker; True calls for ``tick``.
+        feed: asked before each job, which must have memory, and told after it.
         release: give the page cache back behind the workers.
     """
 
@@ -38,14 +37,12 @@ class WorkerPool:
         queue: JobQueue,
         feed: GroupFeed,
         *,
-        done: Callable[[Job], bool],
         release: bool = False,
     ) -> None:
         self._source = source
         self._lane = lane
         self._queue = queue
         self._feed = feed
-        self._done = done
         self._release = release
         self._stop = threading.Event()
         self._news = threading.Condition()
@@ -134,7 +131,7 @@ class WorkerPool:
             raise
         if self._release and job.extent is not None:
             self._source.release(job.extent)
-        if self._done(job):
+        if self._feed.done(job):
             with self._news:
                 self._has_news = True
                 self._news.notify()

@@ -18,7 +18,7 @@ from streamload.loading.building import build
 from streamload.loading.resolving import plan_load, resolve
 from streamload.loading.running import Run, run
 from streamload.mapping.binding import Mapper
-from streamload.module.commit import OnAssign
+from streamload.module.commit import OnAssign, commit
 from streamload.planning import Plan
 from streamload.sources.base import Source
 from streamload.sources.detect import open_layers
@@ -61,10 +61,11 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
     pause = without_collections(_MANY if settings.mode == "map" else 0)
     with pause, open_layers(path, settings.layers) as source:
         model, config, job = build(source, settings)
-        report = run(job).commit()
+        finished = run(job)
+        commit(model, finished.plan, finished.loaded)
     # What an export writes as config.json: the model's own configuration has not all fields.
     model.published_config = config  # type: ignore[assignment]
-    return Loaded(model.eval(), report, config)
+    return Loaded(model.eval(), finished.report, config)
 
 
 def load_into(
@@ -98,7 +99,9 @@ def load_into(
     settings = replace(settings_from(options), expected_layers=expected_layers)
     with open_layers(path, settings.layers) as source:
         job = resolve(source, module, settings, _config(mapping, source), mapping)
-        return run(job).commit(on_assign)
+        finished = run(job)
+        commit(module, finished.plan, finished.loaded, on_assign=on_assign)
+    return finished.report
 
 
 def load_state_dict(
@@ -154,9 +157,9 @@ def _config(mapping: str | Mapper, source: Source) -> dict[str, Any] | None:
 
 def _by_name(run: Run) -> dict[str, torch.Tensor]:
     """A run's tensors in the file's order, each under all of its names."""
-    if run.done.modules:
+    if run.loaded.modules:
         raise PlanError("on_layer returned a module, but load_state_dict has no module")
-    tensors = {t.name: run.done.tensors[t.name] for t in run.plan.tensors}
+    tensors = {t.name: run.loaded.tensors[t.name] for t in run.plan.tensors}
     for group in run.plan.tied:
         tensor = next((tensors[name] for name in group if name in tensors), None)
         if tensor is not None:

@@ -8,13 +8,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from streamload.core.errors import note_overwritten
 from streamload.core.report import LoadReport
 from streamload.engine.execute import Execution, execute
 from streamload.engine.lanes.choice import lane_for
 from streamload.loading.budget import check_memory, is_cache_in_the_way, measured
 from streamload.loading.resolving import Job, hook_for, plan_load
-from streamload.module.commit import OnAssign, commit
 from streamload.module.targets import existing_tensors
 from streamload.planning import Plan
 from streamload.saving.cache.through import look_up, store
@@ -23,30 +21,17 @@ from streamload.system.peaks import PeakSampler
 
 @dataclass(frozen=True)
 class Run:
-    """A load whose bytes have all arrived.
+    """A load whose bytes have all arrived; what is left is to commit them.
 
     Attributes:
-        job: what was to be loaded.
         plan: as made from the checkpoint.
-        done: the new tensors, and what was seen of the data.
+        loaded: the new tensors, and what was seen of the data.
         report: complete.
     """
 
-    job: Job
     plan: Plan
-    done: Execution
+    loaded: Execution
     report: LoadReport
-
-    def commit(self, on_assign: OnAssign | None = None) -> LoadReport:
-        """Put everything in its place at once; on any exception the module is as it was."""
-        assert self.job.module is not None, "a dict of tensors is not committed"
-        try:
-            commit(self.job.module, self.plan, self.done, on_assign=on_assign)
-        except BaseException as error:
-            if self.done.overwritten:
-                note_overwritten(error, self.done.overwritten)
-            raise
-        return self.report
 
 
 def run(job: Job) -> Run:
@@ -74,7 +59,7 @@ def run(job: Job) -> Run:
                 check_memory(followed, lane.room())
             # Neither a caller's inference mode nor its default device may reach new tensors.
             with torch.inference_mode(mode=False), torch.device("cpu"):
-                done = execute(
+                loaded = execute(
                     followed,
                     source,
                     lane,
@@ -83,14 +68,14 @@ def run(job: Job) -> Run:
                     release=is_cache_in_the_way(followed),
                     on_layer=on_layer,
                 )
-            store(entry, done)
+            store(entry, loaded)
     report = replace(
         plan.report,
         mode=followed.options.mode,
         layout="stored" if followed.options.stored_order else "contiguous",
-        notices=(*plan.notices, *done.notices),
-        bytes_read=done.bytes_read,
-        bytes_written=done.bytes_written,
+        notices=(*plan.notices, *loaded.notices),
+        bytes_read=loaded.bytes_read,
+        bytes_written=loaded.bytes_written,
         bytes_mapped=sum(t.nbytes for t in followed.tensors if t.mapped is not None),
         elapsed_s=time.perf_counter() - start_s,
         memory=replace(
@@ -101,4 +86,4 @@ def run(job: Job) -> Run:
             peak_device_bytes=lane.peak_bytes(),
         ),
     )
-    return Run(job, plan, done, report)
+    return Run(plan, loaded, report)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from streamload.core.errors import PlanError
+from streamload.core.errors import PlanError, note_overwritten
 from streamload.engine.on_layer import Replacements
 from streamload.module.targets import slots
 from streamload.planning.devices import device_of
@@ -77,9 +77,11 @@ def commit(
                 if not planned.is_new:
                     for stored in sources[planned.name]:
                         on_assign(stored, planned.name)
-    except BaseException:
+    except BaseException as error:
         for change in reversed(done):
             change.put(change.old)
+        if loaded.overwritten:
+            note_overwritten(error, loaded.overwritten)
         raise
 
 

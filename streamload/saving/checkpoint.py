@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from streamload.core.errors import CheckpointError, WriteError
+from streamload.core.options import Progress
 from streamload.core.report import ExportReport, MemoryReport
-from streamload.engine.execute import Execution, Progress
+from streamload.engine.execute import Execution
 from streamload.planning.records import Plan
 from streamload.saving.atomic import StagedFile, committing, staged_file, translated
 from streamload.saving.file_layout import NewFile, index_text, lay_out

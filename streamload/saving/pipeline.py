@@ -12,7 +12,8 @@ import torch
 
 from streamload.core.dtypes import BY_NAME
 from streamload.core.findings import added_up
-from streamload.engine.execute import Execution, Progress
+from streamload.core.options import Progress
+from streamload.engine.execute import Execution
 from streamload.engine.lanes.cpu import CpuLane, CpuWorker
 from streamload.engine.output_chunks import OutputChunk, batches, execute_chunks
 from streamload.planning.records import Plan, PlannedTensor

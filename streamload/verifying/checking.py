@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 
 from streamload.core.dtypes import BY_NAME
+from streamload.core.options import Progress
 from streamload.core.specs import Extent, TensorSpec
 from streamload.core.wording import printable
-from streamload.engine.execute import Progress
 from streamload.engine.lanes.cpu import Buffer
 from streamload.engine.threads import use_one_torch_thread
 from streamload.sources.addresses import Address, content_address

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from streamload.core.dtypes import BY_NAME
-from streamload.core.options import Settings
+from streamload.core.options import Progress, Settings
 from streamload.core.specs import Shape, numel
-from streamload.engine.execute import Progress
 from streamload.engine.lanes.cpu import CpuLane
 from streamload.engine.output_chunks import batches, execute_chunks
 from streamload.mapping.choose import choose_mapper
