@@ -16,7 +16,7 @@ Each names the file, the tensor where there is one, what was expected and what w
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -90,6 +90,15 @@ class CheckpointError(_LocatedError):
     ) -> None:
         super().__init__(printable(message), path=path, tensor=tensor)
         self.problems = tuple(map(printable, problems)) or (str(self),)
+
+
+def refuse(
+    problems: Iterable[str], *, most: int = 20, path: str | None = None, tensor: str | None = None
+) -> None:
+    """Raise a CheckpointError with all ``problems``, if there are any; its message has ``most``."""
+    if lines := tuple(problems):
+        text = listed(lines, most, separator="; ", more="; and {left} more")
+        raise CheckpointError(text, path=path, tensor=tensor, problems=lines)
 
 
 @contextmanager

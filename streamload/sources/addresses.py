@@ -24,10 +24,8 @@ class Address:
 def content_address(path: str) -> Address | None:
     """The content address of a file in a hub cache, or of a link to one; None for others."""
     folder, name = os.path.split(os.path.realpath(path))
-    if os.path.basename(folder) != "blobs" or not re.fullmatch(r"[0-9a-f]+", name):
-        return None
-    kind = _KINDS.get(len(name))
-    return Address(kind, name) if kind else None
+    kind = _KINDS.get(len(name)) if re.fullmatch(r"[0-9a-f]+", name) else None
+    return Address(kind, name) if kind and os.path.basename(folder) == "blobs" else None
 
 
 def file_identity(path: str) -> tuple[object, ...]:

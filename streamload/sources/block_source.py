@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from streamload.core.errors import CheckpointError
+from streamload.core.errors import CheckpointError, refuse
 from streamload.core.specs import Extent, TensorSpec
 from streamload.core.wording import listed
 from streamload.sources.base import Source
@@ -105,7 +105,4 @@ def refuse_repeats(files: Sequence[Mapping[str, TensorSpec]], *, given: str) -> 
         for name, spec in specs.items()
         if first.setdefault(name, spec) is not spec
     }
-    if repeats:
-        problems = tuple(repeats.values())
-        shown = listed(problems, 3, separator="; ", more="; and {left} more")
-        raise CheckpointError(shown, path=given, tensor=next(iter(repeats)), problems=problems)
+    refuse(repeats.values(), most=3, path=given, tensor=next(iter(repeats), None))

@@ -38,6 +38,8 @@ class OpenFile:
         CheckpointError: it is not a regular file, or may not be read.
     """
 
+    _descriptor = -1
+
     def __init__(self, path: str) -> None:
         self.path = path
         try:
@@ -49,13 +51,12 @@ class OpenFile:
             raise CheckpointError(f"cannot be opened: {reason}", path=path) from error
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
-            os.close(self._descriptor)
+            self.close()
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
             raise CheckpointError(f"is {kind}, expected a checkpoint file", path=path)
         self.size_bytes = status.st_size
         self._identity = _identity(status)
         self._lock = threading.Lock()
-        self._closed = False
 
     def read_into(self, offset: int, buffer: memoryview, *, tensor: str | None = None) -> None:
         """Fill all of ``buffer`` from ``offset``; the buffer is the caller's throughout.
@@ -136,9 +137,9 @@ class OpenFile:
 
     def close(self) -> None:
         """Close the descriptor; twice is allowed."""
-        if not self._closed:
-            self._closed = True
-            os.close(self._descriptor)
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def __enter__(self) -> Self:
         return self
@@ -147,8 +148,7 @@ class OpenFile:
         self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
-            self.close()
+        self.close()
 
 
 def _absent(path: str) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from streamload.core.errors import CheckpointError
-from streamload.core.wording import printable
+from streamload.core.wording import listed, printable
 
 PART_OF = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})(?P<ending>\.\w+)")
 _ANY_PART = re.compile(r".+-0*(?P<part>\d+)-of-0*(?P<count>\d+)\.\w+")
@@ -49,9 +49,9 @@ def choose_files(files: Sequence[str], endings: tuple[str, ...]) -> list[str] | 
     main = [n for n in kinds if not n.startswith(("consolidated", *NOT_WEIGHTS))]
     candidates = main or [n for n in kinds if n.startswith("consolidated")]
     candidates = [n for n in candidates if not _PARTITION.fullmatch(n)]
-    parts = [n for n in candidates if PART_OF.fullmatch(n)]
+    parts = [match for n in candidates if (match := PART_OF.fullmatch(n))]
     if parts:
-        return _complete_set(parts, [n for n in candidates if n not in parts])
+        return _complete_set(parts, [n for n in candidates if not PART_OF.fullmatch(n)])
     if len(candidates) > 1:
         raise CheckpointError(
             f"several checkpoint files and no index: {', '.join(map(printable, candidates[:6]))}; "
@@ -68,7 +68,16 @@ def choose_files(files: Sequence[str], endings: tuple[str, ...]) -> list[str] | 
     return candidates
 
 
-def _complete_set(names: Sequence[str], others: Sequence[str]) -> list[str]:
+def refuse_missing(absent: Sequence[str], count: int) -> None:
+    """Refuse a set of ``count`` shards of which some are ``absent``; lists them."""
+    if absent:
+        raise CheckpointError(
+            f"{len(absent)} of {count} shards are missing: {listed(absent)}",
+            problems=tuple(f"shard {name!r} is missing" for name in absent),
+        )
+
+
+def _complete_set(parts: Sequence[re.Match[str]], others: Sequence[str]) -> list[str]:
     """All parts of a set ``NAME-00001-of-00003``, when no index says so.
 
     Raises:
@@ -76,11 +85,9 @@ def _complete_set(names: Sequence[str], others: Sequence[str]) -> list[str]:
             ``others`` beside them.
     """
     sets: dict[tuple[str, str, str], dict[int, str]] = {}
-    for name in names:
-        match = PART_OF.fullmatch(name)
-        if match:
-            key = (match["stem"], match["count"], match["ending"])
-            sets.setdefault(key, {})[int(match["part"])] = name
+    for match in parts:
+        key = (match["stem"], match["count"], match["ending"])
+        sets.setdefault(key, {})[int(match["part"])] = match.string
     if len(sets) > 1:
         raise CheckpointError(
             "several sets of shards and no index: "
@@ -93,16 +100,8 @@ def _complete_set(names: Sequence[str], others: Sequence[str]) -> list[str]:
             f"{', '.join(map(printable, beyond[:8]))}: no such part in a set of {int(count)}",
             problems=tuple(f"shard {name!r} is no part of {int(count)}" for name in beyond),
         )
-    absent = [
-        f"{stem}-{part:05d}-of-{count}{ending}"
-        for part in range(1, int(count) + 1)
-        if part not in found
-    ]
-    if absent:
-        raise CheckpointError(
-            f"{len(absent)} of {int(count)} shards are missing: {', '.join(absent[:8])}",
-            problems=tuple(f"shard {name!r} is missing" for name in absent),
-        )
+    absent = sorted({*range(1, int(count) + 1)} - found.keys())
+    refuse_missing([f"{stem}-{part:05d}-of-{count}{ending}" for part in absent], int(count))
     if others:
         raise CheckpointError(
             f"several things that may be meant and no index: {printable(stem)}-*-of-{count} and "

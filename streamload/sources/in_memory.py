@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from streamload.core.dtypes import BY_TORCH_NAME
 from streamload.core.errors import CheckpointError, ReadError
-from streamload.core.specs import Catalog, Extent, TensorSpec, contiguous_strides, is_dense
+from streamload.core.specs import Catalog, Extent, TensorSpec, is_dense
 from streamload.sources.base import Source
 
 if TYPE_CHECKING:
@@ -69,8 +69,6 @@ def _spec(name: str, tensor: torch.Tensor, path: str) -> TensorSpec:
         return TensorSpec(name, dtype.name, shape, path)
     nbytes = tensor.numel() * tensor.element_size()
     strides = None if tensor.is_contiguous() else tensor.stride()
-    if strides == contiguous_strides(shape):
-        strides = None
     return TensorSpec(name, dtype.name, shape, path, Extent(name, 0, nbytes), strides)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from streamload.core.errors import CheckpointError, naming
+from streamload.core.errors import CheckpointError, naming, refuse
 from streamload.core.specs import Catalog
 from streamload.core.wording import listed
+from streamload.sources.folders import refuse_missing
 from streamload.sources.small_files import read_json
 
 _MAX_INDEX_BYTES = 200_000_000
@@ -29,7 +30,7 @@ def read_index(path: str) -> dict[str, str]:
             raise CheckpointError("the index has no weight_map (tensor name to file name)")
         if not found:
             raise CheckpointError("the index's weight_map is empty")
-        _refuse(
+        refuse(
             f"tensor {name!r}: {fault}" for name, value in found.items() if (fault := _fault(value))
         )
     return found
@@ -64,11 +65,7 @@ def shard_paths(index_path: str, weight_map: Mapping[str, str]) -> list[str]:
     folder = os.path.dirname(index_path)
     names = sorted(set(weight_map.values()))
     absent = [name for name in names if not os.path.exists(os.path.join(folder, name))]
-    if absent:
-        raise CheckpointError(
-            f"{len(absent)} of {len(names)} shards are missing: {listed(absent)}",
-            problems=tuple(f"shard {name!r} is missing" for name in absent),
-        )
+    refuse_missing(absent, len(names))
     return [os.path.join(folder, name) for name in names]
 
 
@@ -83,7 +80,7 @@ def check_against_shards(
     Raises:
         CheckpointError: a tensor of the index is in no shard.
     """
-    _refuse(
+    refuse(
         f"tensor {name!r} is not in {shard!r}, nor in any other shard"
         for name, shard in weight_map.items()
         if name not in catalog
@@ -105,8 +102,3 @@ def check_against_shards(
             f"the index leaves out {len(left_out)} tensors that its shards hold: {shown}"
         )
     return Catalog(catalog.tensors, catalog.metadata, tuple(notices))
-
-
-def _refuse(problems: Iterable[str]) -> None:
-    if lines := tuple(problems):
-        raise CheckpointError(listed(lines, 1, more=" (and {left} more)"), problems=lines)

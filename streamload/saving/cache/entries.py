@@ -8,7 +8,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from streamload.core.errors import CheckpointError, ReadError, WriteError
@@ -16,6 +16,7 @@ from streamload.core.specs import Catalog
 from streamload.core.wording import printable
 from streamload.saving.atomic import remove_leftovers
 from streamload.sources.files import OpenFile
+from streamload.sources.folders import names_in
 from streamload.sources.safetensors.header import read_header
 
 VERSION = 1
@@ -89,45 +90,31 @@ def list_cache() -> list[CacheEntry]:
     """All entries, the last used one first; temporaries of runs that are gone are removed."""
     folder = cache_folder()
     remove_leftovers(folder)
-    try:
-        names = sorted(os.listdir(folder))
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise CheckpointError(f"cannot be listed: {error.strerror}", path=folder) from error
+    names = names_in(folder) if os.path.lexists(folder) else []
     paths = [os.path.join(folder, n) for n in names if n.endswith(ENDING) and n[0] != "."]
     return sorted((read_entry(path) for path in paths), key=lambda e: -e.used_s)
 
 
 def read_entry(path: str) -> CacheEntry:
     """An entry by its header; ``problem`` is set if that is damaged or of another version."""
+    entry = CacheEntry(path, 0)
     try:
-        file = OpenFile(path)
-    except CheckpointError as error:
-        return CacheEntry(path, 0, problem=str(error))
-    try:
-        status = os.fstat(file.fileno())
-        entry = CacheEntry(path, status.st_size, "", None, status.st_mtime, status.st_atime)
-        facts = facts_of(read_header(file))
+        with OpenFile(path) as file:
+            status = os.fstat(file.fileno())
+            entry = CacheEntry(path, status.st_size, "", None, status.st_mtime, status.st_atime)
+            facts = facts_of(read_header(file))
     except (CheckpointError, ReadError) as error:
-        return _with_problem(entry, str(error))
-    finally:
-        file.close()
+        return replace(entry, problem=str(error))
     if not facts:
-        return _with_problem(entry, "written by another version of streamload")
-    return CacheEntry(
-        path,
-        status.st_size,
-        str(facts.get("source", "")),
-        facts.get("dtype"),
-        float(facts.get("written_s", status.st_mtime)),
-        max(status.st_atime, status.st_mtime),
+        return replace(entry, problem="written by another version of streamload")
+    return replace(
+        entry,
+        source=str(facts.get("source", "")),
+        dtype=facts.get("dtype"),
+        written_s=float(facts.get("written_s", status.st_mtime)),
+        used_s=max(status.st_atime, status.st_mtime),
         facts=facts,
     )
-
-
-def _with_problem(entry: CacheEntry, problem: str) -> CacheEntry:
-    return CacheEntry(entry.path, entry.nbytes, "", None, entry.written_s, entry.used_s, problem)
 
 
 def verify_entry(entry: CacheEntry) -> list[str]:
@@ -135,11 +122,8 @@ def verify_entry(entry: CacheEntry) -> list[str]:
     if entry.problem:
         return [entry.problem]
     try:
-        file = OpenFile(entry.path)
-        try:
+        with OpenFile(entry.path) as file:
             return list(_wrong_sums(file, entry.facts.get("crc32", {})))
-        finally:
-            file.close()
     except (CheckpointError, ReadError) as error:
         return [str(error)]
 

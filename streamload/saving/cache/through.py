@@ -7,7 +7,7 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -123,7 +123,12 @@ def _open(entry: Entry) -> SafetensorsSource | None:
         return None
     facts = facts_of(source.catalog)
     keys = (facts.get("plan"), facts.get("files"))
-    if keys != (entry.plan_key, entry.files_key) or not _fits(entry.plan, source):
+    fits = keys == (entry.plan_key, entry.files_key) and all(
+        (spec := source.catalog.get(t.name)) is not None
+        and (spec.dtype, spec.shape) == (t.dtype, t.shape)
+        for t in entry.plan.tensors
+    )
+    if not fits:
         source.close()
         entry.notices.append("a cache entry of another kind is made anew")
         return None
@@ -133,14 +138,6 @@ def _open(entry: Entry) -> SafetensorsSource | None:
     entry.notices += facts.get("notices", [])
     entry.notices.append(f"loaded from cache: {printable(entry.path)}")
     return source
-
-
-def _fits(plan: Plan, source: Source) -> bool:
-    return all(
-        (spec := source.catalog.get(t.name)) is not None
-        and (spec.dtype, spec.shape) == (t.dtype, t.shape)
-        for t in plan.tensors
-    )
 
 
 def _write(entry: Entry, run: Execution) -> int:
@@ -200,13 +197,14 @@ def _entry_for(plan: Plan, source: Source, settings: Settings) -> Entry:
     reason = _why_not(plan, settings)
     if reason:
         return Entry(plan, notices=[f"cache not used: {reason}"])
+    files = {plan.stored[name].file for t in plan.tensors for name in t.sources}
     try:
-        identities = [file_identity(path) for path in _files(plan)]
+        identities = [file_identity(path) for path in sorted(files)]
     except OSError as error:
         return Entry(plan, notices=[f"cache not used: {error}"])
     source.check_unchanged()  # the identities are those of what was opened
     plan_key = _digest(_ledger(plan))
-    files_key = _digest([repr(identity) for identity in identities])
+    files_key = _digest(map(repr, identities))
     name = f"{plan_key[:20]}-{files_key[:20]}{ENDING}"
     given = source.path if source.path.startswith("hf:") else os.path.abspath(source.path)
     return Entry(plan, os.path.join(cache_folder(), name), plan_key, files_key, printable(given))
@@ -222,10 +220,6 @@ def _why_not(plan: Plan, settings: Settings) -> str:
     return ""
 
 
-def _files(plan: Plan) -> list[str]:
-    return sorted({plan.stored[name].file for t in plan.tensors for name in t.sources})
-
-
 def _ledger(plan: Plan) -> Iterator[str]:
     """Everything that decides the converted values, line by line."""
     options = plan.options
@@ -239,11 +233,9 @@ def _ledger(plan: Plan) -> Iterator[str]:
         yield repr((comparison.kept.sources, comparison.other.sources))
 
 
-def _digest(lines: Iterator[str] | list[str]) -> str:
-    digest = hashlib.sha256()
-    for line in lines:
-        digest.update(line.encode("utf-8", "surrogateescape") + b"\n")
-    return digest.hexdigest()
+def _digest(lines: Iterable[str]) -> str:
+    text = "".join(f"{line}\n" for line in lines)
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _plan_from(plan: Plan, source: Source) -> Plan:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from streamload.core.errors import CheckpointError, MissingExtraError, naming
+from streamload.core.errors import CheckpointError, MissingExtraError, naming, refuse
 from streamload.core.specs import TensorSpec
 from streamload.core.wording import printable
 from streamload.sources.small_files import read_object, read_small
@@ -98,10 +98,8 @@ def neox_config(
 
 def _places(folder: str, partition: str) -> list[str]:
     step = os.path.dirname(partition)
-    places = [folder, step]
-    name = os.path.basename(os.path.normpath(os.path.abspath(step)))
-    if name.startswith("global_step"):
-        places.append(os.path.dirname(os.path.abspath(step)))
+    above, name = os.path.split(os.path.abspath(step))
+    places = [folder, step, *([above] if name.startswith("global_step") else [])]
     return list(dict.fromkeys(places))
 
 
@@ -162,19 +160,16 @@ def _from_yml(place: str, shapes: Config) -> tuple[Config, tuple[str, ...]] | No
 
 def _merge(paths: list[str]) -> dict[str, object]:
     """All settings of the files, with underscores; two files may not say different things."""
-    values: dict[str, object] = {}
-    origin: dict[str, str] = {}
+    found: dict[str, tuple[object, str]] = {}
     for path in paths:
         for key, value in _parse_yml(path).items():
             name = key.replace("-", "_")
-            if name in _RELEVANT and name in values and values[name] != value:
+            first, origin = found.setdefault(name, (value, path))
+            if name in _RELEVANT and value != first:
                 raise CheckpointError(
-                    f"says {name} {value!r}, but {printable(origin[name])} says {values[name]!r}",
-                    path=path,
+                    f"says {name} {value!r}, but {printable(origin)} says {first!r}", path=path
                 )
-            values.setdefault(name, value)
-            origin.setdefault(name, path)
-    return values
+    return {name: value for name, (value, _) in found.items()}
 
 
 def _parse_yml(path: str) -> Mapping[str, object]:
@@ -194,10 +189,8 @@ def _parse_yml(path: str) -> Mapping[str, object]:
 
 
 def _check_form(values: Mapping[str, object]) -> None:
-    problems = tuple(
+    refuse(
         f"{key} is {values[key]!r}, supported: {' or '.join(map(repr, known))}"
         for key, known in _SUPPORTED.items()
         if key in values and values[key] not in known
     )
-    if problems:
-        raise CheckpointError("; ".join(problems), problems=problems)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from streamload.core.errors import CheckpointError
-from streamload.core.wording import listed, printable
+from streamload.core.errors import CheckpointError, refuse
+from streamload.core.wording import printable
 from streamload.sources.torch.torch_files import TorchFile
 
 Key = tuple[int, int]
 
-_SHOWN = 20
 _READOUT = "final_linear.weight"
 _NORM = "norm.weight"
 _EMBEDDING = "word_embeddings.weight"
@@ -27,7 +26,7 @@ def check_ranks(files: Mapping[Key, str]) -> None:
     present = {rank for _, rank in files}
     absent = sorted(set(range(max(present) + 1)) - present)
     last = f"model_{max(present):02d}"
-    _raise([f"there is no file of model_{n:02d}, but there are files of {last}" for n in absent])
+    refuse([f"there is no file of model_{n:02d}, but there are files of {last}" for n in absent])
 
 
 def check_numbers(
@@ -69,7 +68,7 @@ def check_numbers(
         f"layer_{number:02d} is there, but a model of {blocks} blocks has no such layer"
         for number in sorted(present - known)
     ]
-    _raise(problems)
+    refuse(problems)
     return blocks
 
 
@@ -83,19 +82,13 @@ def check_layers(parts: Mapping[Key, TorchFile]) -> tuple[str, ...]:
     groups: dict[int, list[TorchFile]] = {}
     for (layer, _), part in sorted(parts.items()):
         groups.setdefault(layer, []).append(part)
-    problems: list[str] = []
-    notices: list[str] = []
-    for group in groups.values():
-        missing = _missing_keys(group)
-        problems += missing or _shape_problems(group)
-        if not missing:
-            notices += _dtype_notices(group)
-    _raise(problems)
+    faults = (_missing_keys(group) or _shape_problems(group) for group in groups.values())
+    refuse([problem for found in faults for problem in found])
     numbers = list(groups)
     marks = {numbers[0]: _EMBEDDING, numbers[-2]: _NORM, numbers[-1]: _READOUT}
     found = (_mark_problem(n, g, marks.get(n, _ROW_PARALLEL)) for n, g in groups.items())
-    _raise([problem for problem in found if problem])
-    return tuple(notices)
+    refuse([problem for problem in found if problem])
+    return tuple(notice for group in groups.values() for notice in _dtype_notices(group))
 
 
 def _missing_keys(group: list[TorchFile]) -> list[str]:
@@ -172,9 +165,3 @@ def _pattern(files: Mapping[Key, str], layer: int, rank: int) -> str:
 
 def _base(part: TorchFile) -> str:
     return printable(os.path.basename(part.file.path))
-
-
-def _raise(problems: list[str]) -> None:
-    if problems:
-        shown = listed(problems, _SHOWN, separator="; ", more="; and {left} more")
-        raise CheckpointError(shown, problems=tuple(problems))

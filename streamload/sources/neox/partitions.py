@@ -18,11 +18,7 @@ from streamload.core.wording import printable
 from streamload.sources.block_source import read_each
 from streamload.sources.config.neox_params import neox_config
 from streamload.sources.folders import names_in
-from streamload.sources.neox.partition_checks import (
-    check_layers,
-    check_numbers,
-    check_ranks,
-)
+from streamload.sources.neox.partition_checks import check_layers, check_numbers, check_ranks
 from streamload.sources.small_files import read_small
 from streamload.sources.torch.stored_tensors import StoredTensor
 from streamload.sources.torch.torch_files import TorchFile, TorchSource, read_torch_file
@@ -97,9 +93,9 @@ def find_partitions(folder: str) -> Partitions | None:
     if direct is not None:
         return direct
     step, notices = _choose_step(folder)
-    found = None if step is None else _partitions(folder, step, notices)
+    found = _partitions(folder, step, notices)
     if found is None:
-        _refuse_sequential(step or folder)
+        _refuse_sequential(step)
     return found
 
 
@@ -146,7 +142,7 @@ def _partitions(folder: str, step: str, notices: tuple[str, ...]) -> Partitions 
     return Partitions(folder, step, files, notices) if files else None
 
 
-def _choose_step(folder: str) -> tuple[str | None, tuple[str, ...]]:
+def _choose_step(folder: str) -> tuple[str, tuple[str, ...]]:
     names = names_in(folder)
     steps = {
         int(match[1]): name
@@ -156,7 +152,7 @@ def _choose_step(folder: str) -> tuple[str | None, tuple[str, ...]]:
     if "latest" in names and os.path.isfile(os.path.join(folder, "latest")):
         return _read_latest(folder), ()
     if not steps:
-        return None, ()
+        return folder, ()
     chosen = steps[max(steps)]
     notice = f"{printable(folder)}: of {len(steps)} training steps the last, {chosen}, was taken"
     return os.path.join(folder, chosen), (notice,) if len(steps) > 1 else ()
@@ -197,11 +193,11 @@ def _open_layers(
 
 
 def _by_name(parts: Mapping[tuple[int, int], TorchFile]) -> dict[str, StoredTensor]:
-    tensors: dict[str, StoredTensor] = {}
     ranks = sorted({rank for _, rank in parts})
-    for layer in sorted({layer for layer, _ in parts}):
-        for key in parts[layer, ranks[0]].tensors:
-            for rank in ranks:
-                name = f"layer_{layer}.model_{rank}.{key}"
-                tensors[name] = parts[layer, rank].tensors[key].renamed(name)
-    return tensors
+    found = {
+        f"layer_{layer}.model_{rank}.{key}": parts[layer, rank].tensors[key]
+        for layer in sorted({layer for layer, _ in parts})
+        for key in parts[layer, ranks[0]].tensors
+        for rank in ranks
+    }
+    return {name: tensor.renamed(name) for name, tensor in found.items()}

@@ -7,7 +7,7 @@ reader: no overlap, no hole, no bytes left over, and no name twice.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import CheckpointError, naming
@@ -112,23 +112,16 @@ def _entries(header: dict[str, Any], file: OpenFile, data_start: int) -> list[_E
         else:
             begin, end = info["data_offsets"]
             entries.append((begin, end, name, info["dtype"], tuple(info["shape"])))
-    if problems:
-        _refuse(problems)
+    _refuse(problems)
     entries.sort(key=lambda entry: entry[:2])
     position, before = 0, ""
     for begin, end, name, _, _ in entries:
         if begin != position:
             what = "overlaps" if begin < position else "leaves a hole after"
-            problems.append(
-                (
-                    name,
-                    f"starts at byte {begin} and {what} {before or 'the header'!r}, "
-                    f"expected byte {position}",
-                )
-            )
+            where = f"{what} {before or 'the header'!r}, expected byte {position}"
+            problems.append((name, f"starts at byte {begin} and {where}"))
         position, before = max(position, end), name
-    if problems:
-        _refuse(problems)
+    _refuse(problems)
     if position != data_bytes:
         raise CheckpointError(
             f"{data_bytes - position} bytes are left over after the last tensor: expected "
@@ -209,7 +202,9 @@ def is_encodable(name: str) -> bool:
     return True
 
 
-def _refuse(problems: list[tuple[str, str]]) -> NoReturn:
+def _refuse(problems: list[tuple[str, str]]) -> None:
+    if not problems:
+        return
     name, fault = problems[0]
     more = f" (and {len(problems) - 1} more tensors at fault)" if len(problems) > 1 else ""
     others = "".join(f"; {n!r}" for n, _ in problems[1:4])
