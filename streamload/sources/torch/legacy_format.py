@@ -54,17 +54,12 @@ def _find_storages(file: OpenFile, root: Pickled, keys: Pickled) -> dict[str, Re
     position = keys.end
     for key in names:
         ref = root.storages[key]
-        _check_end(file, position + 8)
+        regions[key] = Region(position + 8, ref.numel * ref.itemsize)
+        end = regions[key].offset + regions[key].nbytes
+        if end > file.size_bytes:
+            raise Truncated(f"expected at least {end} bytes, found {file.size_bytes}")
         count = int.from_bytes(file.read(position, 8), "little", signed=True)
         if count != ref.numel:
             raise Malformed(f"the storage {key!r} has {count} elements, expected {ref.numel}")
-        region = Region(position + 8, count * ref.itemsize)
-        position = region.offset + region.nbytes
-        _check_end(file, position)
-        regions[key] = region
+        position = end
     return regions
-
-
-def _check_end(file: OpenFile, end: int) -> None:
-    if end > file.size_bytes:
-        raise Truncated(f"expected at least {end} bytes, found {file.size_bytes}")

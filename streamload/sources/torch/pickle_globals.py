@@ -53,20 +53,11 @@ _OTHER_DTYPES = frozenset(
     | {f"{sign}int{n}" for sign in ("", "u") for n in range(1, 8)}
 )
 _QSCHEMES = frozenset(
-    {
-        "per_tensor_affine",
-        "per_channel_affine",
-        "per_tensor_symmetric",
-        "per_channel_symmetric",
-        "per_channel_affine_float_qparams",
-    }
+    {f"per_{of}_{kind}" for of in ("tensor", "channel") for kind in ("affine", "symmetric")}
+    | {"per_channel_affine_float_qparams"}
 )
 _TENSOR_TYPES = frozenset(
-    {
-        ("torch", "Tensor"),
-        ("torch.nn.parameter", "Parameter"),
-        ("torch.nn.parameter", "Buffer"),
-    }
+    {("torch", "Tensor"), ("torch.nn.parameter", "Parameter"), ("torch.nn.parameter", "Buffer")}
 )
 
 
@@ -165,10 +156,6 @@ def _tensor_v2(args: Args, *, typed: bool = False) -> object:
     return _tensor(args, args[6] if typed else None, *args[6 + typed :])
 
 
-def _tensor_v3(args: Args) -> object:
-    return _tensor_v2(args, typed=True)
-
-
 def _parameter(args: Args) -> object:
     if len(args) not in (3, 4) or not isinstance(args[0], TensorRef | UnusableTensor):
         raise Malformed("a parameter without a tensor")
@@ -195,28 +182,18 @@ def _unusable(kind: str) -> Callable[[Args], object]:
 def _dictionary(args: Args) -> object:
     # Python 2 wrote ordered dictionaries as one list of pairs. The list is used up, so that a
     # small file cannot have it copied a million times.
-    result: dict[object, object] = {}
     pairs = args[0] if args else []
-    if not isinstance(pairs, list):
+    if not isinstance(pairs, list) or not all(
+        isinstance(pair, list | tuple) and len(pair) == 2 and is_key(pair[0]) for pair in pairs
+    ):
         raise Malformed("a dictionary of something else than pairs")
-    for pair in pairs:
-        if not (isinstance(pair, list | tuple) and len(pair) == 2 and is_key(pair[0])):
-            raise Malformed("a dictionary of something else than pairs")
-        result[pair[0]] = pair[1]
+    result = {pair[0]: pair[1] for pair in pairs}
     pairs.clear()
     return result
 
 
-def _counter(args: Args) -> object:
-    return args[0] if args and isinstance(args[0], dict) else {}
-
-
-def _size(args: Args) -> object:
-    return _sizes(args[0]) if args else ()
-
-
-def _collection(args: Args) -> object:
-    return args[0] if args and isinstance(args[0], list) else []
+def _first(kind: type[list[object] | dict[object, object]]) -> Callable[[Args], object]:
+    return lambda args: args[0] if args and isinstance(args[0], kind) else kind()
 
 
 def _opaque(_args: Args) -> object:
@@ -226,7 +203,7 @@ def _opaque(_args: Args) -> object:
 _REBUILDERS: dict[tuple[str, str], Callable[[Args], object]] = {
     ("torch._utils", "_rebuild_tensor"): _tensor_v1,
     ("torch._utils", "_rebuild_tensor_v2"): _tensor_v2,
-    ("torch._utils", "_rebuild_tensor_v3"): _tensor_v3,
+    ("torch._utils", "_rebuild_tensor_v3"): lambda args: _tensor_v2(args, typed=True),
     ("torch._utils", "_rebuild_parameter"): _parameter,
     ("torch._utils", "_rebuild_parameter_with_state"): _parameter,
     ("torch._tensor", "_rebuild_from_type_v2"): _from_type,
@@ -235,17 +212,17 @@ _REBUILDERS: dict[tuple[str, str], Callable[[Args], object]] = {
     ("torch._utils", "_rebuild_qtensor"): _unusable("quantised"),
     ("torch._utils", "_rebuild_nested_tensor"): _unusable("nested"),
     ("torch._utils", "_rebuild_meta_tensor_no_storage"): _unusable("without values (meta)"),
-    ("torch", "Size"): _size,
+    ("torch", "Size"): lambda args: _sizes(args[0]) if args else (),
     ("torch", "device"): _opaque,
     ("torch.serialization", "_get_layout"): _opaque,
     ("collections", "OrderedDict"): _dictionary,
-    ("collections", "Counter"): _counter,
+    ("collections", "Counter"): _first(dict),
     ("collections", "defaultdict"): lambda _args: {},
-    ("builtins", "set"): _collection,
-    ("builtins", "frozenset"): _collection,
+    ("builtins", "set"): _first(list),
+    ("builtins", "frozenset"): _first(list),
     ("builtins", "bytearray"): _opaque,
     ("builtins", "complex"): _opaque,
-    ("builtins", "list"): _collection,
+    ("builtins", "list"): _first(list),
     ("builtins", "dict"): lambda _args: {},
     ("builtins", "int"): _opaque,
     ("builtins", "float"): _opaque,

@@ -31,11 +31,7 @@ class Truncated(Malformed):
 
 
 class RefusedGlobal(Malformed):
-    """The pickle names a class or function that is not read; ``name`` says which."""
-
-    def __init__(self, name: Global) -> None:
-        super().__init__(f"it holds an object of {shown(name)}")
-        self.name = name
+    """The pickle names a class or function that is not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +117,14 @@ class _Machine:
         end = self.data.find(b"\n", self.position)
         if end < 0:
             raise Truncated("it ends early")
-        part = self.data[self.position : end].decode("utf-8")
-        self.position = end + 1
-        return part
+        return self.take(end + 1 - self.position)[:-1].decode("utf-8")
 
     def items(self) -> list[object]:
         part, self.stack = self.stack, self.marks.pop()
         return part
 
     def push(self, value: object) -> None:
+        # ``m.stack.append(m.items())`` would append to the stack that ``items`` takes away.
         self.stack.append(value)
 
     def push_global(self, module: object, name: object) -> None:
@@ -138,7 +133,7 @@ class _Machine:
         # Protocol 2 writes the module names of Python 2.
         found = Global("builtins" if module == "__builtin__" else module, name)
         if not is_known(found):
-            raise RefusedGlobal(found)
+            raise RefusedGlobal(f"it holds an object of {shown(found)}")
         self.stack.append(found)
 
     def extend(self, values: list[object]) -> None:
@@ -219,7 +214,7 @@ def _tuple(count: int) -> Action:
 
 def _dict_from_mark(m: _Machine) -> None:
     values = m.items()
-    m.push({})
+    m.stack.append({})
     m.update(values)
 
 

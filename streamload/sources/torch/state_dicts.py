@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from typing import TypeAlias
 
 from streamload.core.errors import CheckpointError
 from streamload.core.wording import listed
@@ -11,31 +12,14 @@ from streamload.sources.torch.pickle_records import TensorRef, UnusableTensor, s
 # Keys that training scripts put the model's own state dict under.
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "module")
 # Keys whose tensors are never a model's weights, or not the weights asked for (moving averages).
-_TRAINING_STATE = frozenset(
-    {
-        "ema",
-        "ema_model",
-        "ema_state_dict",
-        "grad_scaler",
-        "lr_scheduler",
-        "lr_schedulers",
-        "model_ema",
-        "optim",
-        "optimizer",
-        "optimizer_state",
-        "optimizer_state_dict",
-        "optimizer_states",
-        "optimizers",
-        "rng_state",
-        "rng_states",
-        "scaler",
-        "scheduler",
-        "scheduler_state_dict",
-    }
+_TRAINING_STATE = re.compile(
+    r"ema(_model|_state_dict)?|model_ema|(grad_)?scaler|lr_schedulers?|scheduler(_state_dict)?"
+    r"|optim|optimizers?|optimizer_state(s|_dict)?|rng_states?"
 )
 _MAX_DEPTH = 16
 _MAX_ENTRIES = 2_000_000
 _SHOWN = 8
+Found: TypeAlias = dict[str, TensorRef | UnusableTensor]
 
 
 def find_weights(root: object) -> tuple[dict[str, TensorRef], list[str]]:
@@ -53,8 +37,12 @@ def find_weights(root: object) -> tuple[dict[str, TensorRef], list[str]]:
     collector = _Collector()
     chosen = _choose(root, collector)
     if chosen is None:
-        skipped = [key for key in root if key in _TRAINING_STATE and isinstance(root[key], dict)]
-        found = collector.flatten(root, leave_out=frozenset(skipped))
+        skipped: list[object] = [
+            key
+            for key, value in root.items()
+            if isinstance(key, str) and _TRAINING_STATE.fullmatch(key) and isinstance(value, dict)
+        ]
+        found = collector.flatten({key: root[key] for key in root if key not in skipped})
         left_out = [*skipped, *collector.others]
         if not found and any(collector.has_tensor(root[key]) for key in skipped):
             raise CheckpointError(
@@ -64,7 +52,16 @@ def find_weights(root: object) -> tuple[dict[str, TensorRef], list[str]]:
     else:
         found = collector.flatten(root[chosen])
         left_out = [*(key for key in root if root[key] is not root[chosen]), *collector.others]
-    collector.check(found)
+    if problems := tuple(
+        f"tensor {name!r} is {value.kind}"
+        for name, value in found.items()
+        if isinstance(value, UnusableTensor)
+    ):
+        raise CheckpointError(
+            f"{'; '.join(problems[:_SHOWN])}: such tensors cannot be read; "
+            f"save dense tensors instead",
+            problems=problems,
+        )
     notices = [f"not part of the weights, left out: {_list(left_out)}"] if left_out else []
     tensors = {name: value for name, value in found.items() if isinstance(value, TensorRef)}
     return tensors, notices
@@ -98,24 +95,15 @@ class _Collector:
         self.others: list[object] = []
         self._left = _MAX_ENTRIES
 
-    def flatten(
-        self, tree: object, *, leave_out: frozenset[object] = frozenset()
-    ) -> dict[str, TensorRef | UnusableTensor]:
+    def flatten(self, tree: object) -> Found:
         """All tensors under ``tree`` by dotted name; what is no tensor goes to ``others``."""
         self.others = []
-        found: dict[str, TensorRef | UnusableTensor] = {}
+        found: Found = {}
         if isinstance(tree, dict):
-            kept = {key: value for key, value in tree.items() if key not in leave_out}
-            self._walk(kept, "", 0, found)
+            self._walk(tree, "", 0, found)
         return found
 
-    def _walk(
-        self,
-        tree: dict[object, object],
-        prefix: str,
-        depth: int,
-        found: dict[str, TensorRef | UnusableTensor],
-    ) -> None:
+    def _walk(self, tree: dict[object, object], prefix: str, depth: int, found: Found) -> None:
         self._spend(depth, len(tree))
         for key, value in tree.items():
             if isinstance(value, TensorRef | UnusableTensor):
@@ -145,20 +133,6 @@ class _Collector:
         if depth > _MAX_DEPTH or self._left < 0:
             raise CheckpointError(
                 f"its dictionaries are nested more than {_MAX_DEPTH} deep, or without end"
-            )
-
-    def check(self, found: Mapping[str, TensorRef | UnusableTensor]) -> None:
-        """Refuse tensors of kinds that are not read, all of them in one error."""
-        problems = tuple(
-            f"tensor {name!r} is {value.kind}"
-            for name, value in found.items()
-            if isinstance(value, UnusableTensor)
-        )
-        if problems:
-            raise CheckpointError(
-                f"{'; '.join(problems[:_SHOWN])}: such tensors cannot be read; "
-                f"save dense tensors instead",
-                problems=problems,
             )
 
 

@@ -118,10 +118,9 @@ def read_torch_file(file: OpenFile) -> TorchFile:
                 f"{error}, a class or function that is not loaded from a file: it could run "
                 f"code. Save the tensors by themselves: torch.save(model.state_dict(), ...)"
             ) from error
-        except Truncated as error:
-            raise CheckpointError(f"was cut short: {error}") from error
         except Malformed as error:
-            raise CheckpointError(f"damaged pickle: {error}") from error
+            fault = "was cut short" if isinstance(error, Truncated) else "damaged pickle"
+            raise CheckpointError(f"{fault}: {error}") from error
 
 
 def _read(file: OpenFile) -> TorchFile:

@@ -45,13 +45,13 @@ class Record:
         return repr(self.name.decode("utf-8", "replace"))
 
 
+@dataclass(frozen=True, slots=True)
 class Archive:
-    """An open zip archive: its records by name and the places of their bytes."""
+    """An open zip archive: its records by name; their bytes end before ``end``."""
 
-    def __init__(self, file: OpenFile, records: Mapping[bytes, Record], end: int) -> None:
-        self.file = file
-        self.records = records
-        self._end = end
+    file: OpenFile
+    records: Mapping[bytes, Record]
+    end: int
 
     def locate(self, record: Record) -> int:
         """Offset in the file of the record's first byte.
@@ -64,19 +64,19 @@ class Archive:
             raise CheckpointError(
                 f"the record {record} is {how}; only files as torch.save writes them can be read"
             )
-        if record.header_offset + _LOCAL.size + len(record.name) > self._end:
+        if record.header_offset + _LOCAL.size + len(record.name) > self.end:
             raise _damaged(f"the record {record} lies outside the file")
         guess = _LOCAL.size + len(record.name) + 160
-        head = self.file.read(record.header_offset, min(guess, self._end - record.header_offset))
+        head = self.file.read(record.header_offset, min(guess, self.end - record.header_offset))
         fields = _LOCAL.unpack_from(head)
         name_bytes, extra_bytes = int(fields[9]), int(fields[10])
         start = record.header_offset + _LOCAL.size + name_bytes + extra_bytes
         if fields[0] != b"PK\3\4" or head[_LOCAL.size :][:name_bytes] != record.name:
             raise _damaged(f"the record {record} is not where the directory says")
-        if start + record.nbytes > self._end:
+        if start + record.nbytes > self.end:
             raise _damaged(
                 f"the record {record} should end at byte {start + record.nbytes}, "
-                f"its archive's records at {self._end}",
+                f"its archive's records at {self.end}",
             )
         extra = head[_LOCAL.size + name_bytes :][:extra_bytes]
         if len(extra) < extra_bytes:
@@ -166,13 +166,11 @@ def _read_entry(data: bytes, position: int) -> tuple[Record, int]:
         raise _damaged("an entry of its directory is damaged")
     if 0xFFFFFFFF in (packed, nbytes, offset):
         wide = _zip64_values(data[extra_at : extra_at + fields[11]])
-        wanted = [value == 0xFFFFFFFF for value in (nbytes, packed, offset)]
-        if len(wide) < sum(wanted):
+        sizes = (nbytes, packed, offset)
+        if len(wide) < sizes.count(0xFFFFFFFF):
             raise _damaged("an entry of its directory lacks its 64-bit sizes")
         values = iter(wide)
-        nbytes = next(values) if wanted[0] else nbytes
-        packed = next(values) if wanted[1] else packed
-        offset = next(values) if wanted[2] else offset
+        nbytes, packed, offset = (next(values) if n == 0xFFFFFFFF else n for n in sizes)
     if method == 0 and packed != nbytes:
         raise _damaged("an entry of its directory has two sizes")
     if flags & ~_PLAIN_FLAGS or fields[13]:
