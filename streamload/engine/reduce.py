@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from streamload.core.errors import CheckpointError
@@ -13,16 +15,21 @@ from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of, torch_dtype
 
 
-def _stored_values(plan: Plan, source: Source, name: str) -> torch.Tensor:
-    """All elements of a stored tensor, flat, in memory order."""
-    spec = plan.stored[name]
+def _stored_values(plan: Plan, source: Source, copy: StridedCopy) -> torch.Tensor:
+    """The elements that a copy takes of its stored tensor, all of which is read."""
+    spec = plan.stored[copy.stored_name]
     values = torch.empty(numel(spec.shape), dtype=torch_dtype(spec.dtype))
     Reader(source, spec)(0, values.numel(), bytes_of(values))
-    return values
-
-
-def _picked(values: torch.Tensor, copy: StridedCopy) -> torch.Tensor:
     return torch.as_strided(values, copy.shape, copy.source_strides, copy.source_offset)
+
+
+def _placed(
+    plan: Plan, source: Source, planned: PlannedTensor, target: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Views of the flat ``target``, and the stored values that go there."""
+    for copy in planned.copies:
+        view = torch.as_strided(target, copy.shape, copy.target_strides, copy.target_offset)
+        yield view, _stored_values(plan, source, copy)
 
 
 def reduce_into(plan: Plan, source: Source, planned: PlannedTensor, target: torch.Tensor) -> int:
@@ -32,10 +39,8 @@ def reduce_into(plan: Plan, source: Source, planned: PlannedTensor, target: torc
         How many finite results overflow the target's dtype.
     """
     total = torch.zeros(numel(planned.shape), dtype=torch.float32)
-    for copy in planned.copies:
-        values = _stored_values(plan, source, copy.stored_name).float()
-        view = torch.as_strided(total, copy.shape, copy.target_strides, copy.target_offset)
-        view.add_(_picked(values, copy))
+    for view, values in _placed(plan, source, planned, total):
+        view.add_(values.float())
     if planned.reduces == "mean":
         total /= len(planned.copies)
     total = total.view(planned.shape)
@@ -53,7 +58,7 @@ def check_agreement(plan: Plan, source: Source, planned: PlannedTensor) -> float
     first: torch.Tensor | None = None
     largest = 0.0
     for copy in planned.copies:
-        values = _picked(_stored_values(plan, source, copy.stored_name), copy).float()
+        values = _stored_values(plan, source, copy).float()
         if first is None:
             first = values
             continue
@@ -129,8 +134,6 @@ def _equal_blocks(plan: Plan, source: Source, one: StridedCopy, two: StridedCopy
 def _assembled(plan: Plan, source: Source, planned: PlannedTensor) -> torch.Tensor:
     """The target as a flat tensor of its own, cast."""
     target = torch.empty(numel(planned.shape), dtype=torch_dtype(planned.dtype))
-    for copy in planned.copies:
-        values = _stored_values(plan, source, copy.stored_name)
-        view = torch.as_strided(target, copy.shape, copy.target_strides, copy.target_offset)
-        view.copy_(_picked(values, copy))
+    for view, values in _placed(plan, source, planned, target):
+        view.copy_(values)
     return target

@@ -112,8 +112,7 @@ def _changes(module: nn.Module, plan: Plan, loaded: Replacements) -> list[_Chang
         name = first_name.get(slot.name, "")
         if name in loaded.tensors:
             if name not in wrapped:
-                like = _given_like if name in loaded.replaced else _like
-                wrapped[name] = like(old, loaded.tensors[name])
+                wrapped[name] = _like(old, loaded.tensors[name], name in loaded.replaced)
             new = wrapped[name]
         elif slot.kind == "buffer" and not old.is_meta and not name and moves_buffers:
             device = device_of(slot.name, plan.options.device)
@@ -123,23 +122,16 @@ def _changes(module: nn.Module, plan: Plan, loaded: Replacements) -> list[_Chang
     return changes
 
 
-def _given_like(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """``new`` as a parameter if ``old`` is one; whole numbers cannot require a gradient."""
+def _like(old: torch.Tensor, new: torch.Tensor, is_given: bool) -> torch.Tensor:
+    """``new`` as a parameter if ``old`` is one, with its class and attributes unless it was given.
+
+    Whole numbers, which may be given, cannot require a gradient.
+    """
     if not isinstance(old, nn.Parameter) or isinstance(new, nn.Parameter):
         return new
-    differentiable = new.is_floating_point() or new.is_complex()
-    return nn.Parameter(new, requires_grad=old.requires_grad and differentiable)
-
-
-def _like(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """``new`` with the class, attributes and ``requires_grad`` of ``old``."""
-    if not isinstance(old, nn.Parameter):
-        return new
-    if isinstance(new, nn.Parameter):
-        return new
-    if type(old) is nn.Parameter:
-        made: torch.Tensor = nn.Parameter(new, requires_grad=old.requires_grad)
-    else:
-        made = torch.Tensor._make_subclass(type(old), new, old.requires_grad)
+    if is_given:
+        differentiable = new.is_floating_point() or new.is_complex()
+        return nn.Parameter(new, requires_grad=old.requires_grad and differentiable)
+    made = torch.Tensor._make_subclass(type(old), new, old.requires_grad)
     made.__dict__.update(old.__dict__)
     return made

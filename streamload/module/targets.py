@@ -96,14 +96,8 @@ def existing_tensors(module: nn.Module, plan: Plan) -> dict[str, torch.Tensor]:
 
 
 def _identity(tensor: torch.Tensor) -> object:
-    if (
-        is_lazy(tensor)
-        or tensor.is_meta
-        or tensor.numel() == 0
-        or type(tensor) not in (torch.Tensor, nn.Parameter)
-    ):
-        return id(tensor)
-    if tensor.layout != torch.strided:
+    is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided
+    if not is_plain or tensor.is_meta or tensor.numel() == 0:
         return id(tensor)
     place = tensor.untyped_storage().data_ptr(), tensor.storage_offset()
     view = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()

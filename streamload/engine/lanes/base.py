@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 
@@ -35,15 +35,14 @@ class Destination:
     touched: bool = False
 
 
+Destinations: TypeAlias = Sequence[Destination]
+
+
 class LaneWorker(Protocol):
     """The part of a lane that one thread owns, with its buffers."""
 
     def carry(
-        self,
-        chunk: Chunk,
-        stored: torch.dtype,
-        read: Reader,
-        destinations: Sequence[Destination],
+        self, chunk: Chunk, stored: torch.dtype, read: Reader, destinations: Destinations
     ) -> None:
         """Read one block and write its parts; returns when the worker's buffers may be reused."""
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
 
 from streamload.engine.chunks import Chunk, Part
 from streamload.engine.jobs import Reader
-from streamload.engine.lanes.base import Destination, Lane, LaneWorker
+from streamload.engine.lanes.base import Destinations, Lane, LaneWorker
 from streamload.engine.lanes.cpu import CpuLane, PagedCpuLane
 from streamload.engine.lanes.device import DeviceLane, PlainOps
 from streamload.engine.lanes.ring import SLOT_BYTES
@@ -50,27 +50,21 @@ def unusable(device: str) -> str | None:
         where = torch.device(device)
     except RuntimeError:
         return f"device {device!r} is not one that torch knows"
-    reason = _why_absent(where)
-    return f"device {device!r} is not available here: {reason}" if reason else None
-
-
-def _why_absent(device: torch.device) -> str:
-    if device.type == "cpu":
-        return ""
-    if device.type == "meta":
-        return "tensors on it hold no values"
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            return "torch sees no CUDA device"
+    reason = ""
+    if where.type == "meta":
+        reason = "tensors on it hold no values"
+    elif where.type == "cuda":
         count = torch.cuda.device_count()
-        if device.index is not None and device.index >= count:
-            return f"there are {count} CUDA devices, counted from 0"
-        return ""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, ImportError) as error:
-        return str(error).partition("\n")[0]
-    return ""
+        if not torch.cuda.is_available():
+            reason = "torch sees no CUDA device"
+        elif where.index is not None and where.index >= count:
+            reason = f"there are {count} CUDA devices, counted from 0"
+    else:
+        try:
+            torch.empty(0, device=where)
+        except (RuntimeError, AssertionError, ImportError) as error:
+            reason = str(error).partition("\n")[0]
+    return f"device {device!r} is not available here: {reason}" if reason else None
 
 
 class DeviceLanes:
@@ -84,15 +78,12 @@ class DeviceLanes:
         self._lanes = lanes
 
     def allocate(self, tensor: PlannedTensor) -> torch.Tensor:
-        """See Lane."""
         return self._lanes[tensor.device].allocate(tensor)
 
     def worker(self) -> LaneWorker:
-        """See Lane."""
         return _Dispatcher(self._lanes)
 
     def finish(self) -> None:
-        """See Lane."""
         for lane in self._lanes.values():
             lane.finish()
 
@@ -111,11 +102,7 @@ class _Dispatcher:
         self._workers: dict[str, LaneWorker] = {}
 
     def carry(
-        self,
-        chunk: Chunk,
-        stored: torch.dtype,
-        read: Reader,
-        destinations: Sequence[Destination],
+        self, chunk: Chunk, stored: torch.dtype, read: Reader, destinations: Destinations
     ) -> None:
         """See LaneWorker; a block with parts on several devices is read once for each."""
         by_device: dict[str, list[Part]] = {}
@@ -129,6 +116,5 @@ class _Dispatcher:
             )
 
     def close(self) -> None:
-        """See LaneWorker."""
         for worker in self._workers.values():
             worker.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from streamload.engine.chunks import Part
 from streamload.engine.lanes.device import empty_on, scatter
@@ -38,44 +39,34 @@ class CudaOps:
         device = self._device
         return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
 
-    def host(self, nbytes: int) -> torch.Tensor:
-        """Pinned memory."""
+    def host(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
-    def scratch(self, nbytes: int, stream: Stream) -> torch.Tensor:
+    def scratch(self, nbytes: int, stream: Stream) -> Tensor:
         """Memory that belongs to ``stream``: freed, it is given out again in its order."""
         with torch.cuda.stream(stream):
             return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
 
-    def counter(self, stream: Stream) -> torch.Tensor:
-        """Set to zero on ``stream``."""
+    def counter(self, stream: Stream) -> Tensor:
         with torch.cuda.stream(stream):
             return torch.zeros((), dtype=torch.int64, device=self._device)
 
-    def allocate(self, tensor: PlannedTensor) -> torch.Tensor:
-        """Of the caller's current stream."""
+    def allocate(self, tensor: PlannedTensor) -> Tensor:
         return empty_on(tensor, self._device)
 
     def stream(self) -> Stream:
-        """From torch's pool."""
         return torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
 
     def current(self) -> Stream:
-        """Of this device."""
         return torch.cuda.current_stream(self._index)
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
+    def copy(self, target: Tensor, source: Tensor, stream: Stream) -> None:
         """Asynchronous, since the source is pinned."""
         with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
 
     def scatter(
-        self,
-        source: torch.Tensor,
-        part: Part,
-        target: torch.Tensor,
-        lost: torch.Tensor | None,
-        stream: Stream,
+        self, source: Tensor, part: Part, target: Tensor, lost: Tensor | None, stream: Stream
     ) -> None:
         """One kernel casts and turns; two more count, where the cast may overflow."""
         with torch.cuda.stream(stream):
@@ -88,7 +79,6 @@ class CudaOps:
         return event
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """On the device."""
         stream.wait_event(event)
 
     def synchronize(self, event: Event) -> None:

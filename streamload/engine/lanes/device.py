@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
 from streamload.core.dtypes import BY_NAME
 from streamload.engine.casts import can_overflow, saturated, saturates
 from streamload.engine.chunks import Chunk, Part
 from streamload.engine.jobs import Reader
-from streamload.engine.lanes.base import Destination
+from streamload.engine.lanes.base import Destination, Destinations
 from streamload.engine.lanes.cpu import refuse_odd_bools
 from streamload.engine.lanes.ring import RING_SLOTS, SLOT_BYTES, DeviceOps, Event, Ring, Stream
 from streamload.planning.records import PlannedTensor
@@ -46,18 +47,16 @@ class DeviceLane:
         # Memory that the current stream gave out must not be written before the current stream
         # is where it was then: the allocator hands out what earlier work there still reads.
         self.fresh: Event = ops.record(ops.current())
-        self._lost: dict[int, tuple[Destination, torch.Tensor]] = {}
+        self._lost: dict[int, tuple[Destination, Tensor]] = {}
         self._lock = threading.Lock()
         self._marks = ops.marks()
 
-    def allocate(self, tensor: PlannedTensor) -> torch.Tensor:
-        """See Lane."""
+    def allocate(self, tensor: PlannedTensor) -> Tensor:
         made = self.ops.allocate(tensor)
         self.fresh = self.ops.record(self.ops.current())
         return made
 
     def worker(self) -> DeviceWorker:
-        """See Lane."""
         return DeviceWorker(self)
 
     def finish(self) -> None:
@@ -75,7 +74,7 @@ class DeviceLane:
         now_held, now_high = self.ops.marks()
         return max((now_high if now_high > high else now_held) - held, 0)
 
-    def lost_counter(self, destination: Destination) -> torch.Tensor:
+    def lost_counter(self, destination: Destination) -> Tensor:
         """Where the values of ``destination`` that overflow are counted, on the device."""
         with self._lock:
             if id(destination) not in self._lost:
@@ -99,11 +98,7 @@ class DeviceWorker:
         self._lane = lane
 
     def carry(
-        self,
-        chunk: Chunk,
-        stored: torch.dtype,
-        read: Reader,
-        destinations: Sequence[Destination],
+        self, chunk: Chunk, stored: torch.dtype, read: Reader, destinations: Destinations
     ) -> None:
         """See LaneWorker; what it queued may still be under way when it returns."""
         tensor = destinations[chunk.parts[0].target].tensor
@@ -119,11 +114,7 @@ class DeviceWorker:
         self._lane.settle()
 
     def _carry_panel(
-        self,
-        chunk: Chunk,
-        stored: torch.dtype,
-        read: Reader,
-        destinations: Sequence[Destination],
+        self, chunk: Chunk, stored: torch.dtype, read: Reader, destinations: Destinations
     ) -> None:
         # Always the panel before a slot, or two workers could wait for each other.
         lane, ops = self._lane, self._lane.ops
@@ -147,7 +138,7 @@ class DeviceWorker:
             panel.event = ops.record(lane.computing)
             lane.panels.give(panel)
 
-    def _send(self, chunk: Chunk, read: Reader, target: torch.Tensor) -> None:
+    def _send(self, chunk: Chunk, read: Reader, target: Tensor) -> None:
         """Stored elements of the block to ``target``, flat and of their dtype, slot by slot."""
         lane, ops = self._lane, self._lane.ops
         dtype = target.dtype
@@ -169,9 +160,7 @@ class DeviceWorker:
                 lane.ring.give(slot)
 
 
-def scatter(
-    source: torch.Tensor, part: Part, target: torch.Tensor, lost: torch.Tensor | None
-) -> None:
+def scatter(source: Tensor, part: Part, target: Tensor, lost: Tensor | None) -> None:
     """Write one part of a block to its place, casting; overflows are added to ``lost``.
 
     Args:
@@ -195,7 +184,7 @@ def scatter(
         lost += (_finite(picked) - _finite(view).to(picked.device)).to(lost.device)
 
 
-def _finite(values: torch.Tensor) -> torch.Tensor:
+def _finite(values: Tensor) -> Tensor:
     return torch.isfinite(values if values.dtype in _FINITE else values.float()).sum()
 
 
@@ -217,52 +206,38 @@ class PlainOps:
     def marks(self) -> tuple[int, int]:
         return 0, 0
 
-    def host(self, nbytes: int) -> torch.Tensor:
-        """Ordinary memory."""
+    def host(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
-    def scratch(self, nbytes: int, stream: Stream) -> torch.Tensor:
-        """Ordinary memory."""
+    def scratch(self, nbytes: int, stream: Stream) -> Tensor:
         del stream
         return self.host(nbytes)
 
-    def counter(self, stream: Stream) -> torch.Tensor:
-        """On the host, where the staging is."""
-        del stream
+    def counter(self, stream: Stream) -> Tensor:
+        del stream  # on the host, where the staging is
         return torch.zeros((), dtype=torch.int64, device="cpu")
 
-    def allocate(self, tensor: PlannedTensor) -> torch.Tensor:
-        """On the device."""
+    def allocate(self, tensor: PlannedTensor) -> Tensor:
         return empty_on(tensor, self.device)
 
     def stream(self) -> Stream:
         """There is but one order."""
-        return None
 
     def current(self) -> Stream:
         """There is but one order."""
-        return None
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
-        """Done when it returns."""
+    def copy(self, target: Tensor, source: Tensor, stream: Stream) -> None:
         del stream
         target.copy_(source)
 
     def scatter(
-        self,
-        source: torch.Tensor,
-        part: Part,
-        target: torch.Tensor,
-        lost: torch.Tensor | None,
-        stream: Stream,
+        self, source: Tensor, part: Part, target: Tensor, lost: Tensor | None, stream: Stream
     ) -> None:
-        """Done when it returns."""
         del stream
         scatter(source, part, target, lost)
 
     def record(self, stream: Stream) -> Event:
         """Nothing is under way."""
-        del stream
 
     def wait(self, stream: Stream, event: Event) -> None:
         """Nothing is under way."""
@@ -271,7 +246,7 @@ class PlainOps:
         """Nothing is under way."""
 
 
-def empty_on(tensor: PlannedTensor, device: str) -> torch.Tensor:
+def empty_on(tensor: PlannedTensor, device: str) -> Tensor:
     """Memory for a planned tensor, its values not set."""
     assert BY_NAME[tensor.dtype].torch_name is not None, "planning refuses such dtypes"
     return torch.empty_strided(

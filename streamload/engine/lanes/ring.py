@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-import torch
+from torch import Tensor
 
 from streamload.engine.chunks import Part
 from streamload.planning.needed_memory import RING_BYTES
@@ -46,16 +46,16 @@ class DeviceOps(Protocol):
     def marks(self) -> tuple[int, int]:
         """Bytes allocated now, and the most there ever were."""
 
-    def host(self, nbytes: int) -> torch.Tensor:
+    def host(self, nbytes: int) -> Tensor:
         """Host memory, uint8, that copies can be made from while the host goes on."""
 
-    def scratch(self, nbytes: int, stream: Stream) -> torch.Tensor:
+    def scratch(self, nbytes: int, stream: Stream) -> Tensor:
         """Staging memory, uint8, first used on ``stream``."""
 
-    def counter(self, stream: Stream) -> torch.Tensor:
+    def counter(self, stream: Stream) -> Tensor:
         """An int64 scalar, zero once what is on ``stream`` so far is done."""
 
-    def allocate(self, tensor: PlannedTensor) -> torch.Tensor:
+    def allocate(self, tensor: PlannedTensor) -> Tensor:
         """A new tensor, ready for the caller's current stream."""
 
     def stream(self) -> Stream:
@@ -64,16 +64,11 @@ class DeviceOps(Protocol):
     def current(self) -> Stream:
         """The calling thread's current stream."""
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
+    def copy(self, target: Tensor, source: Tensor, stream: Stream) -> None:
         """Queue a copy of equal dtypes and shapes, host to device; returns at once."""
 
     def scatter(
-        self,
-        source: torch.Tensor,
-        part: Part,
-        target: torch.Tensor,
-        lost: torch.Tensor | None,
-        stream: Stream,
+        self, source: Tensor, part: Part, target: Tensor, lost: Tensor | None, stream: Stream
     ) -> None:
         """Queue one strided copy with a cast; values that overflow are added to ``lost``."""
 
@@ -91,7 +86,7 @@ class DeviceOps(Protocol):
 class Slot:
     """One buffer and the event after which it may be used again (None: at once)."""
 
-    buffer: torch.Tensor
+    buffer: Tensor
     event: Event | None = None
 
 
@@ -105,7 +100,7 @@ class Ring:
         make: gives a slot's first buffer.
     """
 
-    def __init__(self, count: int, make: Callable[[], torch.Tensor]) -> None:
+    def __init__(self, count: int, make: Callable[[], Tensor]) -> None:
         self._make = make
         self._unmade = count
         self._free: list[Slot] = []
