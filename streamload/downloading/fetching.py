@@ -33,8 +33,6 @@ _RANGE_NOT_SATISFIABLE = 416
 class Fetched:
     """What became of one file; ``received_bytes`` came over the network now."""
 
-    path: str
-    nbytes: int
     received_bytes: int = 0
     was_there: bool = False
     resumed: bool = False
@@ -79,10 +77,8 @@ def fetch(
     """
     if not url.lower().startswith(("http://", "https://")):
         raise DownloadError("expected an address that begins with http:// or https://", path=url)
-    if os.path.isfile(path):
-        size = os.path.getsize(path)
-        if _announced(url, timeout_s) in (-1, size):
-            return Fetched(path, size, was_there=True)
+    if os.path.isfile(path) and _announced(url, timeout_s) in (-1, os.path.getsize(path)):
+        return Fetched(was_there=True)
     with translated(path):
         os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
     part = _Part(url, path, timeout_s, progress)
@@ -90,7 +86,7 @@ def fetch(
         resumed = part.size > 0
         _try_until_whole(part, attempts, pause_s)
         part.finish()
-    return Fetched(path, os.path.getsize(path), part.received, resumed=resumed)
+    return Fetched(part.received, resumed=resumed)
 
 
 def _try_until_whole(part: _Part, attempts: int, pause_s: float) -> None:

@@ -87,10 +87,18 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     path, vocab, merges = (
         os.path.join(folder, name) for name in ("tokenizer.json", "vocab.json", "merges.txt")
     )
-    if os.path.isfile(path):
-        return Tokenizer(_read_json(tokenizers, path), path)
-    if os.path.isfile(vocab) and os.path.isfile(merges):
-        return Tokenizer(_read_pair(tokenizers, vocab, merges), vocab)
+    what = "a tokenizer"
+    try:
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                return Tokenizer(tokenizers.Tokenizer.from_buffer(file.read()), path)
+        if os.path.isfile(vocab) and os.path.isfile(merges):
+            path, what = vocab, "a vocabulary with merges"
+            return Tokenizer(_from_pair(tokenizers, vocab, merges), path)
+    except OSError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"not {what}: {error}", path=path) from error
     raise CheckpointNotFoundError(
         "no tokenizer in this folder: looked for tokenizer.json, or vocab.json with merges.txt; "
         "without one, give token ids (--tokens 1,2,3)",
@@ -98,24 +106,8 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     )
 
 
-def _read_json(tokenizers: Any, path: str) -> Any:
-    try:
-        with open(path, "rb") as file:
-            return tokenizers.Tokenizer.from_buffer(file.read())
-    except OSError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"not a tokenizer: {error}", path=path) from error
-
-
-def _read_pair(tokenizers: Any, vocab: str, merges: str) -> Any:
-    try:
-        model = tokenizers.models.BPE.from_file(vocab, merges)
-    except OSError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"not a vocabulary with merges: {error}", path=vocab) from error
-    backend = tokenizers.Tokenizer(model)
+def _from_pair(tokenizers: Any, vocab: str, merges: str) -> Any:
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(vocab, merges))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
     end = "<|endoftext|>"

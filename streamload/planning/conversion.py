@@ -17,14 +17,7 @@ from streamload.planning.build import build_plan
 from streamload.planning.composing import compose
 from streamload.planning.explaining import listed
 from streamload.planning.inverse import build_export_plan
-from streamload.planning.records import (
-    Comparison,
-    Plan,
-    Targets,
-    TargetSpec,
-)
-
-_Groups = Sequence[Sequence[str]]
+from streamload.planning.records import Comparison, Plan, Targets, TargetSpec
 
 
 @dataclass(frozen=True)
@@ -92,7 +85,7 @@ def _local_plan(
     catalog: Catalog, mapper: NameMap, table: NameMap, options: Settings, source: str
 ) -> Plan:
     plan = build_plan(catalog, mapper, None, options, source=source)
-    return _tied(plan.noticed(*_left_out(plan)), table.ties)
+    return _tied(_left_out(plan), table.ties)
 
 
 def _unchanged(table: NameMap) -> NameMap:
@@ -115,7 +108,7 @@ def _renamed(catalog: Catalog, table: NameMap, options: Settings, source: str) -
         return None if rule.ignores else rule.source_templates[at].fill(layer=values.get("layer"))
 
     plan = build_plan(catalog, canonical, None, options, source=source)
-    plan = replace(plan, model_type=table.model_type).noticed(*_left_out(plan))
+    plan = _left_out(replace(plan, model_type=table.model_type))
     published = {local: _published_names(table, local) for group in table.ties for local in group}
     return _tied(plan, [[n for local in g for n in published[local]] for g in table.ties])
 
@@ -148,7 +141,7 @@ def _published(local: Plan, table: NameMap) -> Plan:
     return replace(local, tensors=tuple(tensors)).with_findings(*back.findings).refused(*problems)
 
 
-def _tied(plan: Plan, groups: _Groups) -> Plan:
+def _tied(plan: Plan, groups: Sequence[Sequence[str]]) -> Plan:
     """Each tie written once, under its first name; what else is stored of it is compared."""
     if not plan.ok:
         return plan
@@ -175,9 +168,10 @@ def _tied(plan: Plan, groups: _Groups) -> Plan:
     return plan.refused(*problems).noticed(*notices)
 
 
-def _left_out(plan: Plan) -> list[str]:
-    ignored = plan.ignored
-    if not ignored:
-        return []
-    names = listed(map(repr, ignored), 4)
-    return [f"{len(ignored)} stored buffers that no model loads are left out: {names}"]
+def _left_out(plan: Plan) -> Plan:
+    if not plan.ignored:
+        return plan
+    names = listed(map(repr, plan.ignored), 4)
+    return plan.noticed(
+        f"{len(plan.ignored)} stored buffers that no model loads are left out: {names}"
+    )

@@ -81,10 +81,8 @@ def _is_alive(process: int) -> bool:
 
 
 def _unlink(path: str) -> None:
-    try:
+    with suppress(OSError):  # gone already, or not ours to remove
         os.unlink(path)
-    except OSError:
-        return  # gone already, or not ours to remove
 
 
 def check_space(folder: str, needed_bytes: int, *, path: str | None = None) -> None:
@@ -202,16 +200,12 @@ def _pwrite(descriptor: int, data: memoryview, offset: int) -> int:
 def sync_folder(folder: str) -> None:
     if not hasattr(os, "O_DIRECTORY"):
         return
-    try:
+    with suppress(OSError):  # not every file system syncs folders
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        return  # not every file system syncs folders
-    finally:
-        os.close(descriptor)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 class _Staged(Protocol):

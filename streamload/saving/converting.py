@@ -18,7 +18,7 @@ from streamload.planning.conversion import plan_conversion
 from streamload.planning.records import Plan
 from streamload.saving.checkpoint import peak_memory, write_checkpoint
 from streamload.saving.extras import config_text, tokenizer_files
-from streamload.saving.writable import only_writable
+from streamload.saving.file_layout import only_writable
 from streamload.sources.base import Source
 from streamload.sources.detect import open_checkpoint
 from streamload.sources.hub import folder_of

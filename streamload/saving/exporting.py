@@ -24,7 +24,7 @@ from streamload.planning.inverse import build_export_plan
 from streamload.planning.records import Targets
 from streamload.saving.checkpoint import peak_memory, write_checkpoint
 from streamload.saving.extras import config_text
-from streamload.saving.writable import only_writable
+from streamload.saving.file_layout import only_writable
 from streamload.sources.in_memory import MemorySource
 from streamload.system.peaks import PeakSampler
 

@@ -56,9 +56,6 @@ def tokenizer_files(folder: str, target: str) -> dict[str, bytes]:
         there = os.path.join(target, name)
         if os.path.exists(there) and os.path.samefile(path, there):
             continue
-        file = OpenFile(path)
-        try:
+        with OpenFile(path) as file:
             found[name] = file.read(0, file.size_bytes)
-        finally:
-            file.close()
     return found

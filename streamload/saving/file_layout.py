@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from streamload.core.dtypes import BY_NAME
 from streamload.core.specs import TensorSpec
-from streamload.planning.records import PlannedTensor
+from streamload.planning.records import Plan, PlannedTensor
 from streamload.sources.safetensors.header import MAX_HEADER_BYTES
 
+# The header's key for its map of strings.
+_RESERVED = "__metadata__"
 _Tensors = Sequence[PlannedTensor | TensorSpec]
 
 
@@ -74,7 +76,7 @@ def lay_out(
 
 
 def _file(name: str, tensors: _Tensors, metadata: Mapping[str, str], multiple: int) -> NewFile:
-    entries: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
+    entries: dict[str, object] = {_RESERVED: {"format": "pt", **metadata}}
     position = 0
     starts: dict[str, int] = {}
     for tensor in tensors:
@@ -100,3 +102,26 @@ def index_text(files: Sequence[NewFile]) -> bytes:
     total_bytes = sum(file.nbytes - len(file.header) for file in files)
     index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
     return json.dumps(index, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def only_writable(plan: Plan) -> Plan:
+    """The plan, refused if safetensors cannot hold one of its tensors."""
+    problems = []
+    for tensor in plan.tensors:
+        why = name_fault(tensor.name)
+        if tensor.dtype == "C128":  # torch has it; the format's reference reader does not
+            why = f"safetensors has no type for {BY_NAME[tensor.dtype].torch_name}"
+        if why:
+            problems.append(f"{tensor.name!r} cannot be written: {why}")
+    return plan.refused(*problems)
+
+
+def name_fault(name: str) -> str:
+    """Why no tensor in a safetensors file can have this name, or nothing."""
+    if name == _RESERVED:
+        return "safetensors reserves that name for the header's metadata"
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return "its name is not valid Unicode (it has a lone surrogate)"
+    return ""

@@ -5,8 +5,8 @@ While one staging buffer is written, the next is filled; nothing else of the mod
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
@@ -52,21 +52,23 @@ def fill(
     totals = Execution()
     workers: list[CpuWorker] = []
     buffers = (_Staging(workers), _Staging(workers))
-    writer = _Writer()
-    try:
+    writing: Future[None] | None = None
+    with ThreadPoolExecutor(1) as writer:  # one batch is written while the next is made
         for turn, batch in enumerate(batches(plan.tensors, OUTPUT_CHUNK_BYTES)):
             staging = buffers[turn % 2]
             staging.begin(batch)
             run = execute_chunks(plan, source, batch, staging)
-            writer.start([(places[c.name], c, run.tensors[c.key]) for c in batch])
+            if writing is not None:
+                writing.result()
+            parts = [(places[c.name], c, run.tensors[c.key]) for c in batch]
+            writing = writer.submit(_write, parts)
             totals.bytes_read += run.bytes_read
             totals.bytes_written += run.bytes_written
             totals.findings += run.findings
             if progress is not None:
                 progress(totals.bytes_written, total, batch[-1].name)
-    finally:
-        writer.join()
-    writer.raise_if_failed()
+    if writing is not None:
+        writing.result()
     totals.findings = added_up(totals.findings)
     return totals
 
@@ -123,39 +125,6 @@ class _KeptWorker(CpuWorker):
         self._idle.append(self)
 
 
-class _Writer:
-    """One batch is written in a thread of its own while the next is made."""
-
-    def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    def start(self, parts: list[tuple[Place, OutputChunk, torch.Tensor]]) -> None:
-        """Write ``parts``, once the batch before is written.
-
-        Raises:
-            Whatever writing the batch before raised.
-        """
-        self.join()
-        self.raise_if_failed()
-        self._thread = threading.Thread(target=self._write, args=(parts,), daemon=True)
-        self._thread.start()
-
-    def _write(self, parts: list[tuple[Place, OutputChunk, torch.Tensor]]) -> None:
-        try:
-            for (file, offset), chunk, tensor in parts:
-                itemsize = tensor.element_size()
-                file.write(bytes_of(tensor), offset + chunk.start * itemsize)
-        except BaseException as error:
-            self._error = error  # raised by the caller's thread
-
-    def join(self) -> None:
-        """Wait for the batch under way."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-
-    def raise_if_failed(self) -> None:
-        """Raise what writing raised."""
-        if self._error is not None:
-            raise self._error
+def _write(parts: list[tuple[Place, OutputChunk, torch.Tensor]]) -> None:
+    for (file, offset), chunk, tensor in parts:
+        file.write(bytes_of(tensor), offset + chunk.start * tensor.element_size())

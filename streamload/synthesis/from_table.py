@@ -28,7 +28,7 @@ def recipes_of(preset: Preset, config: Mapping[str, Any], masks: bool) -> Iterat
     parts = list(_parts(table, config, preset.repeats_head))
     modules = list(dict.fromkeys(part.module for part in parts))
     parts.sort(key=lambda p: (order.index(p.place), modules.index(p.module), p.at))
-    if masks:
+    if masks and preset.buffers is not None:
         first = next(i for i, part in enumerate(parts) if part.place == "attn")
         parts[first:first] = [_Part("attn", 0, r) for r in preset.buffers(config)]
     for in_block, group in groupby(parts, key=lambda p: p.place in preset.block_order):

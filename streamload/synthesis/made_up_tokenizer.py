@@ -37,7 +37,8 @@ def tokenizer_json(vocab_size: int, *, end_token: int | None = None) -> str:
     for token in range(256, vocab_size):
         if token == end_token:
             vocab["<|endoftext|>"] = token
-            special.append(_special("<|endoftext|>", token))
+            flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+            special = [{"id": token, "content": "<|endoftext|>", **flags, "special": True}]
         else:
             vocab["\u0120" + _word(token - 256)] = token  # U+0120 is the space byte's character
     byte_level = {
@@ -68,11 +69,6 @@ def tokenizer_json(vocab_size: int, *, end_token: int | None = None) -> str:
         },
     }
     return json.dumps(content, ensure_ascii=False)
-
-
-def _special(content: str, token: int) -> dict[str, Any]:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": token, "content": content, **flags, "special": True}
 
 
 def _word(number: int) -> str:

@@ -11,15 +11,45 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from streamload.core.errors import StreamloadError, WriteError
 from streamload.core.specs import Shape, numel
-from streamload.saving.atomic import StagedFile, committing
-from streamload.saving.staged_folder import StagedFolder
-from streamload.synthesis.neox_files import STEP_FOLDER, small_files
+from streamload.saving.atomic import StagedFile
+from streamload.synthesis.made_up_tokenizer import tokenizer_json
 from streamload.synthesis.randoms import encode, values
 from streamload.synthesis.recipes import Recipe
-from streamload.synthesis.writing import SLACK_BYTES, Progress, SynthesisReport, refuse_other
+from streamload.synthesis.writing import Progress, SynthesisReport, new_checkpoint
 
 if TYPE_CHECKING:
     import torch
+
+STEP_FOLDER = "global_step150000"
+
+_CONFIG = """\
+# Fields of the published 20B.yml that describe the model.
+{{
+  "pipe-parallel-size": 1,
+  "model-parallel-size": {partitions},
+
+  "num-layers": {layers},
+  "hidden-size": {hidden},
+  "num-attention-heads": {heads},
+  "seq-length": 2048,
+  "max-position-embeddings": 2048,
+  "norm": "layernorm",
+  "layernorm-epsilon": 1.0e-5,
+  "pos-emb": "rotary",
+  "rotary-pct": 0.25,
+  "no-weight-tying": true,
+  "gpt-j-residual": true,
+  "output-layer-parallelism": "column",
+  "activation": "gelu",
+  "make-vocab-size-divisible-by": {divisor},
+
+  "vocab-file": "./20B_tokenizer.json",
+  "tokenizer-type": "HFTokenizer",
+  "fp16": {{ "enabled": true }},
+  "checkpoint-factor": 500,
+  "seed": 1234
+}}
+"""
 
 Split = Literal["dim 0", "dim 1", "sum", "duplicate"]
 _LAYER_FILE = re.compile(r"layer_\d+-model_\d+-model_states\.pt")
@@ -86,20 +116,28 @@ def synthesize_neox_raw(
             f"{heads} heads and {vocab_size} tokens cannot be cut into {partitions} partitions"
         )
     folder = os.fspath(directory)
-    small = small_files(layers, partitions, hidden, heads, vocab_size)
+    config = _CONFIG.format(
+        partitions=partitions,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        divisor=vocab_size // partitions if vocab_size < 50432 else 256,
+    )
+    small = {
+        "configs/20B.yml": config.encode(),
+        "20B_tokenizer.json": tokenizer_json(vocab_size).encode(),
+        "latest": STEP_FOLDER.encode(),
+    }
     files = {
         f"{STEP_FOLDER}/layer_{number:02d}-model_{rank:02d}-model_states.pt": (number, rank, parts)
         for number, parts in _layer_files(layers, hidden, vocab_size)
         for rank in range(partitions)
     }
-    stale = _layer_files_in(os.path.join(folder, STEP_FOLDER))
-    refuse_other(folder, stale, force=force)
+    names = (*files, *small)
     total = sum(_nbytes(parts, partitions) for _, _, parts in files.values())
+    written = 0 if sparse else total
     done = tensors = 0
-    staged_folder = StagedFolder(
-        folder, nbytes=SLACK_BYTES + (0 if sparse else total), durable=False
-    )
-    with committing(staged_folder) as staged:
+    with new_checkpoint(folder, _layer_files_in(folder), names, written, force=force) as staged:
         for file, (number, rank, parts) in files.items():
             drawn = _rank_tensors(number, parts, rank, partitions, seed=seed, sparse=sparse)
             _save(drawn, staged.add(file), sparse=sparse)
@@ -111,31 +149,25 @@ def synthesize_neox_raw(
             _save({}, staged.add(f"{STEP_FOLDER}/mp_rank_{rank:02d}_model_states.pt"))
         for file, data in small.items():
             staged.add(file).write(data, 0)
-    for file in set(stale) - {os.path.basename(file) for file in files}:
-        os.unlink(os.path.join(folder, STEP_FOLDER, file))
     elapsed = time.perf_counter() - start
-    names = (*files, *small)
-    written = 0 if sparse else total
     return SynthesisReport("neox-20b-raw", folder, "float16", names, tensors, written, elapsed)
 
 
 def _layer_files(layers: int, hidden: int, vocab: int) -> Iterator[tuple[int, tuple[_Part, ...]]]:
     """File number and content; numbers 1 and ``layers`` + 2 hold no weights and do not exist."""
     yield 0, (_Part("word_embeddings.weight", (vocab, hidden), "dim 0"),)
-    block = tuple(_block(hidden))
+    block = (
+        *_norm("input_layernorm", hidden),
+        *_norm("post_attention_layernorm", hidden),
+        *_linear("attention.query_key_value", 3 * hidden, hidden, "dim 0"),
+        *_linear("attention.dense", hidden, hidden, "dim 1"),
+        *_linear("mlp.dense_h_to_4h", 4 * hidden, hidden, "dim 0"),
+        *_linear("mlp.dense_4h_to_h", hidden, 4 * hidden, "dim 1"),
+    )
     for layer in range(layers):
         yield layer + 2, block
     yield layers + 3, tuple(_norm("norm", hidden))
     yield layers + 4, (_Part("final_linear.weight", (vocab, hidden), "dim 0"),)
-
-
-def _block(hidden: int) -> Iterator[_Part]:
-    yield from _norm("input_layernorm", hidden)
-    yield from _norm("post_attention_layernorm", hidden)
-    yield from _column("attention.query_key_value", 3 * hidden, hidden)
-    yield from _row("attention.dense", hidden, hidden)
-    yield from _column("mlp.dense_h_to_4h", 4 * hidden, hidden)
-    yield from _row("mlp.dense_4h_to_h", hidden, 4 * hidden)
 
 
 def _norm(name: str, hidden: int) -> Iterator[_Part]:
@@ -143,14 +175,9 @@ def _norm(name: str, hidden: int) -> Iterator[_Part]:
     yield _Part(f"{name}.bias", (hidden,), "duplicate")
 
 
-def _column(name: str, out: int, width: int) -> Iterator[_Part]:
-    yield _Part(f"{name}.weight", (out, width), "dim 0")
-    yield _Part(f"{name}.bias", (out,), "dim 0")
-
-
-def _row(name: str, out: int, width: int) -> Iterator[_Part]:
-    yield _Part(f"{name}.weight", (out, width), "dim 1")
-    yield _Part(f"{name}.bias", (out,), "sum")
+def _linear(name: str, out: int, width: int, split: Split) -> Iterator[_Part]:
+    yield _Part(f"{name}.weight", (out, width), split)
+    yield _Part(f"{name}.bias", (out,), "dim 0" if split == "dim 0" else "sum")
 
 
 def _rank_tensors(
@@ -195,11 +222,10 @@ def _save(tensors: dict[str, torch.Tensor], file: StagedFile, *, sparse: bool = 
     try:
         if not sparse:
             torch.save(tensors, file.temporary)
+        elif not hasattr(torch.serialization, "skip_data"):
+            raise StreamloadError("sparse files need torch 2.6 or newer")
         else:
-            skip_data = getattr(torch.serialization, "skip_data", None)
-            if skip_data is None:
-                raise StreamloadError("sparse files need torch 2.6 or newer")
-            with skip_data():
+            with torch.serialization.skip_data():
                 torch.save(tensors, file.temporary)
     except (OSError, RuntimeError) as error:  # torch's own writer reports a full disk so
         raise WriteError(f"writing failed: {error}", path=file.shown) from error
@@ -220,6 +246,6 @@ def _heads(hidden: int) -> int:
 
 
 def _layer_files_in(folder: str) -> list[str]:
-    if not os.path.isdir(folder):
-        return []
-    return sorted(file for file in os.listdir(folder) if _LAYER_FILE.fullmatch(file))
+    step = os.path.join(folder, STEP_FOLDER)
+    names = sorted(os.listdir(step)) if os.path.isdir(step) else []
+    return [f"{STEP_FOLDER}/{name}" for name in names if _LAYER_FILE.fullmatch(name)]

@@ -35,7 +35,8 @@ def values(
     import numpy as np
 
     count = numel(recipe.shape)
-    draw = np.random.Generator(np.random.SFC64([seed, _number_of(recipe)]))
+    number = zlib.crc32((recipe.drawn_as or recipe.name).encode())
+    draw = np.random.Generator(np.random.SFC64([seed, number]))
     memory = np.empty(min(count, block_elements), np.float32)
     for start in range(0, count, block_elements):
         block = memory[: min(block_elements, count - start)]
@@ -69,10 +70,6 @@ def encode(block: NDArray[np.float32], dtype: str) -> NDArray[Any]:
             {"float16": "<f2", "float32": "<f4"}[dtype], copy=False
         )
     return rounded
-
-
-def _number_of(recipe: Recipe) -> int:
-    return zlib.crc32((recipe.drawn_as or recipe.name).encode())
 
 
 def _fill(block: NDArray[np.float32], recipe: Recipe, start: int) -> None:

@@ -41,11 +41,6 @@ class Recipe:
         return size
 
 
-def _no_buffers(config: Mapping[str, Any]) -> Iterable[Recipe]:
-    del config
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class Preset:
     """A known checkpoint.
@@ -64,15 +59,8 @@ class Preset:
     dtype: str
     shard_bytes: int | None = None
     block_order: tuple[str, ...] = ("ln1", "attn", "ln2", "mlp")
-    buffers: Callable[[Mapping[str, Any]], Iterable[Recipe]] = _no_buffers
+    buffers: Callable[[Mapping[str, Any]], Iterable[Recipe]] | None = None
     repeats_head: bool = False
-
-    @property
-    def layers_key(self) -> str:
-        """The config's name for the number of blocks."""
-        from streamload.mapping.tables.registry import layer_count_field
-
-        return layer_count_field(self.config["model_type"])
 
     def recipes(self, config: Mapping[str, Any], masks: bool) -> Iterator[Recipe]:
         """The tensors of such a checkpoint, in file order; with the buffers if ``masks``."""

@@ -6,20 +6,21 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import IO, Any
 
 from streamload.core.dtypes import BY_TORCH_NAME, parse_dtype
 from streamload.core.errors import WriteError
 from streamload.core.specs import TensorSpec
-from streamload.saving.atomic import StagedFile, committing
+from streamload.mapping.tables.registry import layer_count_field
+from streamload.saving.atomic import committing
 from streamload.saving.file_layout import NewFile, index_text, lay_out
 from streamload.saving.staged_folder import StagedFolder
 from streamload.synthesis.made_up_tokenizer import tokenizer_json
 from streamload.synthesis.presets import PRESETS
 from streamload.synthesis.randoms import blocks
-from streamload.synthesis.recipes import Preset, Recipe
+from streamload.synthesis.recipes import Preset
 
 Progress = Callable[[int, int, str], None]
 _Draw = Callable[[str], Iterator[memoryview]]
@@ -90,49 +91,67 @@ def synthesize(
     dtype = _dtype_name(dtype) or preset.dtype
     config = _config(preset, dtype, layers)
     recipes = {recipe.name: recipe for recipe in preset.recipes(config, masks)}
+    specs = [
+        TensorSpec(r.name, BY_TORCH_NAME[r.dtype or dtype].name, r.shape, "")
+        for r in recipes.values()
+    ]
     shards = lay_out(
-        [_spec(recipe, dtype) for recipe in recipes.values()],
+        specs,
         "model.safetensors",
         max_shard_bytes=max_shard_bytes or preset.shard_bytes,
         aligned=False,
     )
-    draw = partial(_draw, recipes, seed=seed, dtype=dtype)
+
+    def draw(tensor: str) -> Iterator[memoryview]:
+        return blocks(recipes[tensor], seed=seed, dtype=dtype)
+
     folder = os.fspath(directory)
     small = _small_files(config, shards, tokenizer)
     files = (*(shard.name for shard in shards), *small)
     report = SynthesisReport(name, folder, dtype, files, len(recipes), 0, 0.0, reused=True)
     if _is_there(folder, shards, small, draw):
         return replace(report, elapsed_s=time.perf_counter() - start)
-    stale = _other_weights(folder)
-    refuse_other(folder, stale, force=force)
     total = sum(shard.nbytes for shard in shards)
-    # What is made up can be made again: nothing waits for the disk.
-    staged_folder = StagedFolder(folder, nbytes=total + SLACK_BYTES, durable=False)
-    with committing(staged_folder) as staged:
-        done = 0
+    done = 0
+    with new_checkpoint(folder, _other_weights(folder), files, total, force=force) as staged:
         for shard in shards:
-            done = _write_shard(staged.add(shard.name), shard, draw, (done, total), progress)
+            weights = staged.add(shard.name)
+            weights.write(shard.header, 0)
+            for tensor, offset in shard.offsets.items():
+                for block in draw(tensor):
+                    weights.write(block, offset)
+                    offset += block.nbytes
+                    if progress is not None:
+                        progress(done + offset, total, tensor)
+            weights.finish()
+            done += shard.nbytes
         for file, data in small.items():
             staged.add(file).write(data, 0)
-    for file in set(stale) - set(files):
-        os.unlink(os.path.join(folder, file))
     written = total + sum(map(len, small.values()))
     elapsed = time.perf_counter() - start
     return replace(report, bytes_written=written, elapsed_s=elapsed, reused=False)
 
 
-def refuse_other(folder: str, weights: Sequence[str], *, force: bool) -> None:
-    """Raise WriteError if there are other ``weights`` in the folder, unless that is wanted."""
-    if weights and not force:
+@contextmanager
+def new_checkpoint(
+    folder: str, old: Sequence[str], names: Sequence[str], nbytes: int, *, force: bool
+) -> Iterator[StagedFolder]:
+    """A staged folder of files ``names``; what is left of the ``old`` weights is then removed.
+
+    Raises:
+        WriteError: there are ``old`` weights, and not ``force``; or there is too little space.
+    """
+    if old and not force:
         raise WriteError(
-            f"another checkpoint is there ({weights[0]}): choose an empty folder, "
+            f"another checkpoint is there ({os.path.basename(old[0])}): choose an empty folder, "
             "or overwrite it with force=True (--force)",
             path=folder,
         )
-
-
-def _spec(recipe: Recipe, dtype: str) -> TensorSpec:
-    return TensorSpec(recipe.name, BY_TORCH_NAME[recipe.dtype or dtype].name, recipe.shape, "")
+    # What is made up can be made again: nothing waits for the disk.
+    with committing(StagedFolder(folder, nbytes=nbytes + SLACK_BYTES, durable=False)) as staged:
+        yield staged
+    for file in set(old) - set(names):
+        os.unlink(os.path.join(folder, file))
 
 
 def _preset(name: str) -> Preset:
@@ -156,7 +175,7 @@ def _config(preset: Preset, dtype: str, layers: int | None) -> dict[str, Any]:
     if layers is not None:
         if layers < 1:
             raise ValueError(f"a model has at least one block, not {layers}")
-        config[preset.layers_key] = layers
+        config[layer_count_field(config["model_type"])] = layers
     if config["model_type"] != "gpt2" or dtype != preset.dtype:
         config["torch_dtype"] = dtype  # the published GPT-2 configs do not say it
     return dict(sorted(config.items()))
@@ -174,32 +193,6 @@ def _small_files(
         text = tokenizer_json(config["vocab_size"], end_token=config["eos_token_id"])
         files["tokenizer.json"] = text.encode()
     return files
-
-
-def _draw(
-    recipes: Mapping[str, Recipe], name: str, *, seed: int, dtype: str
-) -> Iterator[memoryview]:
-    return blocks(recipes[name], seed=seed, dtype=dtype)
-
-
-def _write_shard(
-    file: StagedFile,
-    shard: NewFile,
-    draw: _Draw,
-    done_total: tuple[int, int],
-    progress: Progress | None,
-) -> int:
-    """Write one file; returns the bytes done so far, of all files."""
-    before, total = done_total
-    file.write(shard.header, 0)
-    for name, offset in shard.offsets.items():
-        for block in draw(name):
-            file.write(block, offset)
-            offset += block.nbytes
-            if progress is not None:
-                progress(before + offset, total, name)
-    file.finish()
-    return before + shard.nbytes
 
 
 def _other_weights(folder: str) -> list[str]:

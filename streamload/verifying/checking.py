@@ -6,17 +6,15 @@ import hashlib
 import os
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from streamload.core.dtypes import BY_NAME
-from streamload.core.options import Progress
+from streamload.core.options import Progress, Settings
 from streamload.core.specs import Extent, TensorSpec
-from streamload.core.wording import printable
 from streamload.engine.lanes.cpu import Buffer
 from streamload.engine.threads import use_one_torch_thread
 from streamload.sources.addresses import Address, content_address
@@ -25,131 +23,94 @@ from streamload.sources.blocks import bytes_of
 from streamload.sources.files import OpenFile
 from streamload.sources.hub import folder_of
 from streamload.verifying.pieces import Piece, Segment, pieces_of
+from streamload.verifying.verify_report import DigestCheck, OddValues, VerifyReport
 
 _TICK_S = 0.1
 
 
-@dataclass
-class OddValues:
-    """What is odd about one tensor's values, of those that were read."""
-
-    name: str
-    elements: int = 0
-    nan: int = 0
-    inf: int = 0
-    is_zero: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class DigestCheck:
-    """One digest: what the bytes of ``what`` must have and what they have."""
-
-    what: str
-    kind: str
-    expected: str
-    found: str
-
-    @property
-    def ok(self) -> bool:
-        """True if they are the same."""
-        return self.expected == self.found
-
-    def to_dict(self) -> dict[str, Any]:
-        """As ``--json`` prints it."""
-        return {**asdict(self), "what": printable(self.what), "ok": self.ok}
-
-
-@dataclass
-class Findings:
-    """What a reading found; ``values`` are by stored name."""
-
-    values: dict[str, OddValues] = field(default_factory=dict)
-    digests: list[DigestCheck] = field(default_factory=list)
-    bytes_read: int = 0
-
-
-def check(
-    source: Source, *, workers: int, chunk_bytes: int, progress: Progress | None = None
-) -> Findings:
+def check(source: Source, settings: Settings, *, progress: Progress | None = None) -> VerifyReport:
     """Read everything once.
 
     Args:
         source: an open checkpoint.
-        workers: threads that read.
-        chunk_bytes: how much one read brings.
+        settings: ``workers`` and ``chunk_bytes`` are used.
         progress: called as progress(done_bytes, total_bytes, file), from this thread.
 
     Raises:
         ReadError: reading failed, or a file was changed meanwhile.
     """
-    findings = Findings({name: OddValues(name) for name in source.catalog})
-    reading = _Reading(source.read_into, findings, chunk_bytes)
+    reading = _Reading(source, settings.chunk_bytes)
     pieces = [*pieces_of(source)]
     total = sum(s.nbytes for piece in pieces for s in piece.segments)
-    with ThreadPoolExecutor(workers, initializer=use_one_torch_thread) as pool:
-        left = {pool.submit(reading.read, piece) for piece in pieces}
+    with ThreadPoolExecutor(settings.workers, initializer=use_one_torch_thread) as pool:
+        left = {pool.submit(reading.read, piece, source.read_into) for piece in pieces}
         try:
             while left:
                 done, left = wait(left, timeout=_TICK_S, return_when=FIRST_EXCEPTION)
                 for future in done:
                     future.result()
                 if progress is not None:
-                    progress(findings.bytes_read, total, reading.at)
+                    progress(reading.bytes_read, total, reading.at)
         except BaseException:
             reading.stop.set()
             raise
     for spec in source.catalog.tensors.values():
         if spec.extent is None:  # only a source can make its values, and not in parallel
-            _count(source.tensor(spec.name).reshape(-1), findings.values[spec.name])
-            findings.bytes_read += spec.nbytes
+            _count(source.tensor(spec.name).reshape(-1), reading.values[spec.name])
+            reading.bytes_read += spec.nbytes
     source.check_unchanged()
-    findings.digests += _small_files(source, chunk_bytes)
-    findings.digests.sort(key=lambda digest: digest.what)
-    return findings
+    bytes_read = reading.bytes_read
+    _read_small_files(source, reading)
+    values = reading.values.values()
+    return VerifyReport(
+        tensors=len(values),
+        non_finite=tuple(v for v in values if v.nan or v.inf),
+        all_zero=tuple(v.name for v in values if v.is_zero and v.elements),
+        digests=tuple(sorted(reading.digests, key=lambda digest: digest.what)),
+        notices=source.catalog.notices,
+        bytes_read=bytes_read,
+    )
 
 
 class _Reading:
-    """The workers' common state."""
+    """What the workers have found so far; ``values`` are by stored name."""
 
-    def __init__(
-        self, read_into: Callable[..., None], findings: Findings, chunk_bytes: int
-    ) -> None:
-        self.findings = findings
+    def __init__(self, source: Source, chunk_bytes: int) -> None:
+        self.values = {name: OddValues(name) for name in source.catalog}
+        self.digests: list[DigestCheck] = []
+        self.bytes_read = 0
         self.at = ""
         self.stop = threading.Event()
-        self._read_into = read_into
         self._chunk_bytes = max(chunk_bytes // 16 * 16, 16)
         self._lock = threading.Lock()
 
-    def read(self, piece: Piece) -> None:
+    def read(self, piece: Piece, read_into: Callable[..., None]) -> None:
         """Read a piece from start to end."""
         digest = _digest(piece.digest, sum(s.nbytes for s in piece.segments))
         buffer = Buffer()
         self.at = piece.file
         for segment in piece.segments:
+            name = segment.spec.name if segment.spec else None
             for start in range(0, segment.nbytes, self._chunk_bytes):
                 if self.stop.is_set():
                     return
                 size = min(self._chunk_bytes, segment.nbytes - start)
                 raw = buffer.elements(size, torch.uint8)
-                self._read(piece.file, segment, start, raw)
+                read_into(
+                    Extent(piece.file, segment.offset + start, size), bytes_of(raw), tensor=name
+                )
+                if segment.spec is not None:
+                    # Tensors that lie apart are read by one worker each: no lock is needed.
+                    _count(_typed(raw, segment.spec), self.values[segment.spec.name])
                 if digest is not None:
                     digest.update(bytes_of(raw))
+                with self._lock:
+                    self.bytes_read += size
         if piece.digest is not None and digest is not None:
             found = digest.hexdigest()
             check = DigestCheck(piece.what, piece.digest.kind, piece.digest.digest, found)
             with self._lock:
-                self.findings.digests.append(check)
-
-    def _read(self, file: str, segment: Segment, start: int, raw: torch.Tensor) -> None:
-        name = segment.spec.name if segment.spec else None
-        extent = Extent(file, segment.offset + start, raw.numel())
-        self._read_into(extent, bytes_of(raw), tensor=name)
-        if segment.spec is not None:
-            # Tensors that lie apart are read by one worker each: no lock is needed.
-            _count(_typed(raw, segment.spec), self.findings.values[segment.spec.name])
-        with self._lock:
-            self.findings.bytes_read += raw.numel()
+                self.digests.append(check)
 
 
 class _Digest(Protocol):
@@ -179,7 +140,7 @@ def _digest(address: Address | None, nbytes: int) -> _Digest | None:
     return hashlib.sha256()
 
 
-def _small_files(source: Source, chunk_bytes: int) -> Iterator[DigestCheck]:
+def _read_small_files(source: Source, reading: _Reading) -> None:
     """The other files of a snapshot in a hub cache: configuration, tokenizer, index."""
     folder = folder_of(source.path)
     weights = {os.path.realpath(spec.file) for spec in source.catalog.tensors.values()}
@@ -190,12 +151,10 @@ def _small_files(source: Source, chunk_bytes: int) -> Iterator[DigestCheck]:
             continue
         with OpenFile(path) as file:
 
-            def read(extent: Extent, buffer: memoryview, *, tensor: str | None = None) -> None:
+            def read_into(extent: Extent, buffer: memoryview, *, tensor: str | None) -> None:
                 file.read_into(extent.offset, buffer, tensor=tensor)
 
-            reading = _Reading(read, Findings(), chunk_bytes)
-            reading.read(Piece(path, (Segment(0, file.size_bytes),), address, path))
-            yield from reading.findings.digests
+            reading.read(Piece(path, (Segment(0, file.size_bytes),), address, path), read_into)
 
 
 def _typed(raw: torch.Tensor, spec: TensorSpec) -> torch.Tensor:

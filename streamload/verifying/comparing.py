@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from streamload.core.dtypes import BY_NAME
 from streamload.core.options import Progress, Settings
-from streamload.core.specs import Shape, numel
+from streamload.core.specs import numel
 from streamload.engine.lanes.cpu import CpuLane
 from streamload.engine.output_chunks import batches, execute_chunks
 from streamload.mapping.choose import choose_mapper
@@ -20,6 +21,7 @@ from streamload.mapping.rules import NameMap
 from streamload.planning import Plan, PlannedTensor, build_plan
 from streamload.planning.explaining import listed
 from streamload.sources.base import Source
+from streamload.verifying.verify_report import Difference, VerifyReport
 
 _BATCH_BYTES = 32 << 20  # of each side; a transposed tensor is read anew for each batch
 _COMPARED = 4 << 20  # elements: where they differ, both sides are widened to float64
@@ -28,51 +30,9 @@ _Values = tuple[int, int, torch.Tensor]
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """How one tensor differs.
-
-    Attributes:
-        name: as mapped; ``sources`` and ``others`` are the stored names on both sides.
-        kind: ``"shape"``, ``"dtype"`` or ``"values"``.
-        detail: one readable line.
-        elements: how many differ; ``first`` is the index of the first.
-        largest: the largest difference of finite values; None where there is none.
-        dtypes: of both sides, by their safetensors names, if these differ.
-    """
-
-    name: str
-    sources: tuple[str, ...]
-    others: tuple[str, ...]
-    kind: str
-    detail: str
-    elements: int = 0
-    first: Shape = ()
-    largest: float | None = None
-    dtypes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """As ``--json`` prints it."""
-        fields = asdict(self)
-        del fields["dtypes"]  # in ``detail`` already
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}
-
-
-@dataclass
-class Comparison:
-    """What came of a comparison; ``only_here`` and ``only_there`` are mapped names."""
-
-    compared: int
-    only_here: tuple[str, ...]
-    only_there: tuple[str, ...]
-    differences: list[Difference]
-    bytes_read: int
-    notices: list[str]
-
-
 def compare_checkpoints(
     here: Source, there: Source, options: Settings, *, progress: Progress | None = None
-) -> Comparison:
+) -> VerifyReport:
     """Compare all tensors that both hold.
 
     Args:
@@ -88,19 +48,26 @@ def compare_checkpoints(
     config = _config(here) or _config(there)
     sides = [_side(source, _config(source) or config, options) for source in (here, there)]
     only_here, only_there, pairs = _paired(*sides)
-    differences = [d for pair in pairs if (d := _unlike(*pair)) is not None]
-    alike = [pair for pair in pairs if _unlike(*pair) is None]
+    unlike = [_unlike(*pair) for pair in pairs]
+    alike = [pair for pair, found in zip(pairs, unlike, strict=True) if found is None]
     reading = _Reading(alike, options, progress)
-    differences += reading.differences(*sides)
+    differences = [d for d in unlike if d is not None] + [*reading.differences(*sides)]
     for source in (here, there):
         source.check_unchanged()
-    notices = [
+    notices = tuple(
         f"not compared: {len(side.plan.report.ignored)} stored buffers that no model loads "
         f"({listed(map(repr, side.plan.report.ignored), 3)})"
         for side in sides
         if side.plan.report.ignored
-    ]
-    return Comparison(len(pairs), only_here, only_there, differences, reading.bytes_read, notices)
+    )
+    return VerifyReport(
+        tensors=len(pairs),
+        differences=tuple(differences),
+        only_here=only_here,
+        only_there=only_there,
+        notices=notices,
+        bytes_read=reading.bytes_read,
+    )
 
 
 @dataclass(frozen=True)
@@ -146,19 +113,18 @@ def _paired(
         names = [name, *(n for group in groups if name in group for n in group)]
         return next((side.tensors[n] for n in names if n in side.tensors), None)
 
-    pairs = [
-        (one, two) for name, one in here.tensors.items() if (two := find(name, there)) is not None
-    ]
-    pairs += [
-        (one, two)
-        for name, two in there.tensors.items()
-        if name not in here.tensors and (one := find(name, here)) is not None
-    ]
-    return (
-        tuple(name for name in here.tensors if find(name, there) is None),
-        tuple(name for name in there.tensors if find(name, here) is None),
-        pairs,
-    )
+    only_here, only_there, pairs = [], [], []
+    for name, one in here.tensors.items():
+        if (two := find(name, there)) is None:
+            only_here.append(name)
+        else:
+            pairs.append((one, two))
+    for name, two in there.tensors.items():
+        if (found := find(name, here)) is None:
+            only_there.append(name)
+        elif name not in here.tensors:
+            pairs.append((found, two))
+    return tuple(only_here), tuple(only_there), pairs
 
 
 class _Reading:
@@ -263,25 +229,9 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _difference(one: PlannedTensor, two: PlannedTensor, tally: _Tally) -> Difference:
-    first = _index(tally.first, one.shape)
+    first = tuple(map(int, np.unravel_index(tally.first, one.shape)))
     detail = f"{tally.elements} of {numel(one.shape)} values differ, first at {list(first)}"
     if tally.largest is not None:
         detail += f", by at most {tally.largest:.3g}"
-    return Difference(
-        one.name,
-        one.sources,
-        two.sources,
-        "values",
-        detail,
-        tally.elements,
-        first,
-        tally.largest,
-    )
-
-
-def _index(flat: int, shape: Shape) -> Shape:
-    index = []
-    for size in reversed(shape):
-        flat, at = divmod(flat, size)
-        index.append(at)
-    return tuple(reversed(index))
+    found = (tally.elements, first, tally.largest)
+    return Difference(one.name, one.sources, two.sources, "values", detail, *found)

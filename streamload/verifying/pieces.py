@@ -6,6 +6,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from streamload.core.specs import Extent, TensorSpec
 from streamload.sources.addresses import Address, content_address
@@ -35,13 +36,13 @@ class Piece:
 
 def pieces_of(source: Source) -> Iterator[Piece]:
     """Every tensor that has bytes in a file, in pieces that workers can read side by side."""
-    files: dict[str, list[TensorSpec]] = {}
+    files: dict[str, list[Segment]] = {}
     for spec in source.catalog.tensors.values():
-        if spec.extent is not None:
-            files.setdefault(spec.extent.file, []).append(spec)
+        if (at := spec.extent) is not None:
+            files.setdefault(at.file, []).append(Segment(at.offset, at.nbytes, spec))
     sums: Mapping[Extent, int] = getattr(source, "checksums", {})
-    for file, specs in files.items():
-        plain, shared = _apart(specs)
+    for file, segments in files.items():
+        plain, shared = _apart(segments)
         address = content_address(file)
         if address is not None:
             digests = {Extent(file, 0, os.path.getsize(file)): address}
@@ -52,20 +53,15 @@ def pieces_of(source: Source) -> Iterator[Piece]:
             yield Piece(file, (segment,))
 
 
-def _apart(specs: list[TensorSpec]) -> tuple[list[Segment], list[Segment]]:
+def _apart(segments: list[Segment]) -> tuple[list[Segment], list[Segment]]:
     """Tensors one behind the other in the file, and those that lie across others."""
     plain: list[Segment] = []
     shared: list[Segment] = []
     end = 0
-    for segment in sorted(map(_segment, specs), key=lambda s: (s.offset, s.nbytes)):
+    for segment in sorted(segments, key=attrgetter("offset", "nbytes")):
         (plain if segment.offset >= end else shared).append(segment)
         end = max(end, segment.offset + segment.nbytes)
     return plain, shared
-
-
-def _segment(spec: TensorSpec) -> Segment:
-    assert spec.extent is not None, "only called for tensors with bytes in a file"
-    return Segment(spec.extent.offset, spec.extent.nbytes, spec)
 
 
 def _covering(segments: Sequence[Segment], begin: int, end: int) -> Iterator[Segment]:
@@ -85,11 +81,12 @@ def _by_digest(
     """Ranges with a digest as they are; other tensors in pieces for several workers."""
     loose: list[Segment] = []
     inside: dict[Extent, list[Segment]] = {}
-    extents = sorted(digests, key=_offset)
+    offset = attrgetter("offset")
+    extents = sorted(digests, key=offset)
     for segment in segments:
-        before = bisect_right(extents, segment.offset, key=_offset)
+        before = bisect_right(extents, segment.offset, key=offset)
         extent = extents[before - 1] if before else None
-        if extent is not None and _holds(extent, segment):
+        if extent and segment.offset + segment.nbytes <= extent.offset + extent.nbytes:
             inside.setdefault(extent, []).append(segment)
         else:
             loose.append(segment)
@@ -99,15 +96,6 @@ def _by_digest(
         what = f"{file}: {names}" if digests[extent].kind == "crc32" else file
         yield Piece(file, (*_covering(tensors, extent.offset, end),), digests[extent], what)
     yield from _grouped(file, loose)
-
-
-def _offset(extent: Extent) -> int:
-    return extent.offset
-
-
-def _holds(extent: Extent, segment: Segment) -> bool:
-    end = segment.offset + segment.nbytes
-    return extent.offset <= segment.offset and end <= extent.offset + extent.nbytes
 
 
 def _grouped(file: str, segments: Sequence[Segment]) -> Iterator[Piece]:

@@ -30,8 +30,7 @@ from streamload.saving.cache.entries import (
     facts_of,
     read_entry,
 )
-from streamload.saving.file_layout import lay_out
-from streamload.saving.writable import name_fault
+from streamload.saving.file_layout import lay_out, name_fault
 from streamload.sources.addresses import file_identity
 from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of
