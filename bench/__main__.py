@@ -2,19 +2,20 @@
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 
 from bench import checkpoints
-from bench.compare import Comparison, compare, write_lines
+from bench.compare import compare, write_lines
 from bench.job import find_peers
 from bench.report import tables
-from streamload.measuring.machine import usable_cpus
+from streamload.core.options import usable_cpus
 from streamload.measuring.peers import Peer
 
+Line: TypeAlias = dict[str, Any]
 DTYPES = click.Choice(["float32", "bfloat16", "float16", "stored"])
 MODELS = ("gpt2-tiny", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 
@@ -61,13 +62,15 @@ def compare_command(
     **options: Any,
 ) -> None:
     """Every loader on one checkpoint, with the floor of this machine beside them."""
-    chosen = _peers(peers, peers_dir)
-    limit_bytes = limit_mb << 20 if limit_mb else None
-    asked = Comparison(
-        _checkpoint(model, path), _torch_name(dtype), limit_bytes=limit_bytes, **options
+    measured = compare(
+        _checkpoint(model, path),
+        _peers(peers, peers_dir),
+        dtype=_torch_name(dtype),
+        limit_bytes=limit_mb << 20 if limit_mb else None,
+        tell=_tell,
+        **options,
     )
-    lines, stem = _written("compare", compare(asked, chosen, tell=_tell))
-    _say(tables.report(lines), stem)
+    lines, stem = _run("compare", measured, tables.report)
     if plot:
         for picture in _plots().save_all(lines, stem):
             click.echo(f"Picture: {picture}")
@@ -99,13 +102,12 @@ def generate_command(model: str, path: str | None, dtypes: tuple[str, ...], **op
     measured = generate.generate(
         path,
         [_torch_name(name) for name in dtypes],
-        generate.generators(),
+        find_peers(kind="generators"),
         vocabulary=checkpoints.vocabulary_of(path),
         tell=_tell,
         **options,
     )
-    lines, stem = _written("generate", measured)
-    _say(generate.report(lines), stem)
+    _run("generate", measured, generate.report)
 
 
 @main.command("scale")
@@ -134,8 +136,7 @@ def scale_command(
     measured = scale.scale(
         models, counts, _peers(peers, ()), dtype=_torch_name(dtype), tell=_tell, **options
     )
-    lines, stem = _written("scale", measured)
-    _say(scale.report(lines), stem)
+    lines, stem = _run("scale", measured, scale.report)
     for kind, across in (("size", "bytes of the file"), ("tensors", "tensors")) if plot else ():
         picture = f"{stem}-{kind}.png"
         with open(picture, "wb") as file:
@@ -157,16 +158,15 @@ def _torch_name(dtype: str) -> str | None:
     return None if dtype == "stored" else dtype
 
 
-def _written(command: str, measured: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """The lines, after they were written to STEM.jsonl, and STEM."""
+def _run(
+    command: str, measured: Iterable[Line], report: Callable[[list[Line]], str]
+) -> tuple[list[Line], str]:
+    """Write the lines to STEM.jsonl, show the report of them, and return them and STEM."""
     name = f"{command}-{time.strftime('%Y%m%d-%H%M%S')}"
     stem = os.path.join(checkpoints.results_dir(), name)
-    return write_lines(measured, f"{stem}.jsonl"), stem
-
-
-def _say(report: str, stem: str) -> None:
-    click.echo(report)
-    click.echo(f"Raw figures: {stem}.jsonl")
+    lines = write_lines(measured, f"{stem}.jsonl")
+    click.echo(f"{report(lines)}\nRaw figures: {stem}.jsonl")
+    return lines, stem
 
 
 def _tell(text: str) -> None:

@@ -33,7 +33,6 @@ def vocabulary_of(path: str) -> int:
 
 
 def many_tensors(count: int) -> str:
-    """A file of ``count`` tensors of 64 float32 numbers."""
     import numpy
     from safetensors.numpy import save_file
 
@@ -49,23 +48,19 @@ def many_tensors(count: int) -> str:
 
 def with_holes() -> str:
     """A folder with a GPT-2 of 20 billion parameters whose data is a hole: no space on disk."""
+    from streamload.core.specs import TensorSpec
+    from streamload.saving.file_layout import lay_out
     from streamload.synthesis import PRESETS
 
     preset = PRESETS["gpt2"]
     config = {**preset.config, "n_embd": 6144, "n_layer": 44, "n_head": 64, "n_positions": 2048}
-    header, end = {}, 0
-    for recipe in preset.recipes(config, False):
-        start, end = end, end + recipe.nbytes("float32")
-        header[recipe.name] = {
-            "dtype": "F32", "shape": list(recipe.shape), "data_offsets": [start, end]
-        }  # fmt: skip
-    text = json.dumps(header).encode()
+    specs = [TensorSpec(r.name, "F32", r.shape, "") for r in preset.recipes(config, False)]
+    (layout,) = lay_out(specs, "model.safetensors")
     folder = os.path.join(results_dir(), "checkpoints", "gpt2-20b-holes")
     os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, "model.safetensors"), "wb") as file:
-        text += b" " * (-len(text) % 8)
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)
+    with open(os.path.join(folder, layout.name), "wb") as file:
+        file.write(layout.header)
+        file.truncate(layout.nbytes)
     with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as config_file:
         json.dump(config, config_file)
     return folder

@@ -1,11 +1,10 @@
 """From the start of the process to the first token and to the last, each time a new process."""
 
-import os
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from bench.job import Job, choose_peers
+from bench.job import Job
 from bench.machine import head_line
 from bench.report import tables
 from streamload.measuring.peers import Peer
@@ -13,12 +12,6 @@ from streamload.measuring.rounds import set_cache, watch_tokens
 
 PROMPT = [15496, 11, 616, 1438, 318, 262, 1708, 290, 314, 1101, 257]
 """Eleven ids, as GPT-2's vocabulary has them; smaller ones for smaller vocabularies."""
-
-
-def generators(only: Iterable[str] = (), folders: Iterable[str] = ()) -> list[Peer]:
-    """The loaders that can continue a text: ``bench/generators``, one file each."""
-    own = os.path.join(os.path.dirname(__file__), "generators")
-    return choose_peers(only, {}, [own, *folders])
 
 
 def generate(
@@ -35,16 +28,9 @@ def generate(
     tell: Callable[[str], None] = lambda _: None,
 ) -> Iterator[dict[str, Any]]:
     """Measure; yields the head line, then one line per process."""
-    yield head_line(
-        "generate",
-        path,
-        peers,
-        dtype=" and ".join(dtype or "stored" for dtype in dtypes),
-        workers=workers,
-        rounds=rounds,
-        cold=cold,
-        tokens=count,
-    )
+    names = " and ".join(dtype or "stored" for dtype in dtypes)
+    asked = {"workers": workers, "rounds": rounds, "cold": cold, "tokens": count}
+    yield head_line("generate", path, peers, dtype=names, **asked)
     ids = [token % vocabulary for token in PROMPT]
     for number in range(rounds):
         for dtype in dtypes:
@@ -89,7 +75,7 @@ def _measure(peer: Peer, job: Job, ids: list[int], count: int, timeout_s: float)
 
 def report(lines: Sequence[dict[str, Any]]) -> str:
     """Setting and table: medians, with the smallest and the largest."""
-    head, count = lines[0], lines[0]["tokens"]
+    count = lines[0]["tokens"]
     columns = (
         "loader", "dtype", "first token s", "min-max", f"token {count} s", "min-max",
         "tokens/s after", "peak RSS MiB", "tokens as the first row",
@@ -101,8 +87,7 @@ def report(lines: Sequence[dict[str, Any]]) -> str:
     for (dtype, label), measured in sorted(groups.items()):
         reference = references.setdefault(dtype, measured[0].get("tokens", []))
         body.append([label, dtype, *_cells(measured, reference)])
-    table = tables.render(columns, body, range(2, 9))
-    return "\n".join([tables.setting(head), "", table, *tables.notes(lines)])
+    return tables.document(lines, columns, body, range(2, 9))
 
 
 def _cells(measured: list[dict[str, Any]], reference: list[int]) -> list[str]:

@@ -16,7 +16,6 @@ _BESIDE = (
     ".rotary_emb.inv_freq",
 )  # fmt: skip
 """What published GPT-2 and GPT-NeoX files carry beside their weights."""
-PEERS_DIR = os.path.join(os.path.dirname(__file__), "peers")
 
 
 class Job(peers.Job):
@@ -46,8 +45,10 @@ class Job(peers.Job):
         return check(peer.stored(result, self), self)
 
 
-def find_peers(only: Iterable[str] = (), *, folders: Iterable[str] = ()) -> list[Peer]:
-    """Streamload's modes, the floor, and the peers of ``bench/peers`` and of more folders.
+def find_peers(
+    only: Iterable[str] = (), *, kind: str = "peers", folders: Iterable[str] = ()
+) -> list[Peer]:
+    """The loaders of ``bench/KIND`` and of more folders; for peers our modes and the floor, too.
 
     Only those named are taken; all if none is.
 
@@ -55,13 +56,10 @@ def find_peers(only: Iterable[str] = (), *, folders: Iterable[str] = ()) -> list
         KeyError: a name in ``only`` is no peer.
     """
     own = {name: peer.reference for name, peer in PEERS.items() if peer is not COPY}
-    return choose_peers(only, dict(sorted({**own, **_in(PEERS_DIR)}.items())), folders)
-
-
-def choose_peers(only: Iterable[str], known: dict[str, str], folders: Iterable[str]) -> list[Peer]:
-    """As ``find_peers``, with ``known`` (name to reference) before those of the folders."""
+    known = own if kind == "peers" else {}
+    known = dict(sorted((known | _in(os.path.join(os.path.dirname(__file__), kind))).items()))
     for folder in folders:
-        known = known | _in(folder)
+        known |= _in(folder)
     names = list(only) or list(known)
     unknown = [name for name in names if name not in known]
     if unknown:

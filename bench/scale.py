@@ -62,43 +62,28 @@ def scale(
     small tensors are loaded, too. ``holes``: also plan and map a file of 20 billion parameters
     that takes no space on disk.
     """
-    yield head_line(
-        "scale",
-        checkpoints.results_dir(),
-        peers,
-        name=", ".join(models),
-        dtype=dtype,
-        workers=workers,
-        rounds=rounds,
-    )
+    asked = {"dtype": dtype, "workers": workers, "rounds": rounds}
+    yield head_line("scale", checkpoints.results_dir(), peers, name=", ".join(models), **asked)
     for model in models:
         job = Job(checkpoints.checkpoint(model), dtype, workers)
         size = sum(piece.nbytes for piece in job.pieces)
         for peer in [*peers] * rounds:
             tell(f"{model}: {peer.label}")
             page_cache.warm(job.files)
-            yield _line(peer, job) | {"kind": "size", "size": size, "name": model}
+            yield load_line(peer, job) | {"kind": "size", "size": size, "name": model}
     for count in counts:
         job = Job(checkpoints.many_tensors(count), None, workers)
         for task in _TENSORS * rounds:
             tell(f"{count} tensors: {task.label}")
             about = {"kind": "tensors", "size": count, "name": f"{count} tensors"}
-            yield _line(task, job, first_use=False) | about
+            yield load_line(task, job, first_use=False) | about
     if holes:
         job = Job(checkpoints.with_holes(), None, workers)
+        size = os.path.getsize(job.files[0])
         for task in _HOLES * rounds:
             tell(f"20 billion parameters: {task.label}")
-            about = {
-                "kind": "holes", "size": os.path.getsize(job.files[0]), "name": "20B with holes"
-            }  # fmt: skip
-            yield _line(task, job, first_use=False) | about
-
-
-def _line(peer: Peer, job: Job, *, first_use: bool = True) -> dict[str, Any]:
-    reason = peer.available()
-    if reason is not None:
-        return {"label": peer.label, "ok": False, "reason": reason}
-    return load_line(peer, job, first_use=first_use)
+            about = {"kind": "holes", "size": size, "name": "20B with holes"}
+            yield load_line(task, job, first_use=False) | about
 
 
 def series(lines: Sequence[dict[str, Any]], kind: str) -> dict[str, list[Point]]:
@@ -139,7 +124,5 @@ def report(lines: Sequence[dict[str, Any]]) -> str:
                 fits.append(f"{label}: time grows with the power {time:.2f} of {across}{grows}")
     failed = sorted({f"{x['label']}: {x['reason']}" for x in lines[1:] if not x["ok"]})
     columns = ("what", "size", "s (fastest round)", "peak RSS MiB")
-    table = tables.render(columns, body, (2, 3))
-    parts = [tables.setting(lines[0]), "", table, "", *fits]
-    parts += [f"Failed: {text}" for text in failed]
-    return "\n".join([*parts, *tables.notes(lines)])
+    more = ["", *fits, *(f"Failed: {text}" for text in failed)]
+    return tables.document(lines, columns, body, (2, 3), more)

@@ -97,14 +97,10 @@ def test_block_read(run: Run, matrix: str) -> None:
     assert Path(matrix).read_bytes()[-8 * MIB :].startswith(buffer)
 
 
-def test_read_without_a_cast(run: Run, matrix: str) -> None:
-    loaded = run(lambda: streamload.load_state_dict(matrix), nbytes=8 * MIB)
-    assert torch.equal(loaded["w"], load_file(matrix)["w"])
-
-
-def test_cast(run: Run, matrix: str) -> None:
-    loaded = run(lambda: streamload.load_state_dict(matrix, dtype="bfloat16"), nbytes=8 * MIB)
-    assert torch.equal(loaded["w"], load_file(matrix)["w"].bfloat16())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_read_and_cast(run: Run, matrix: str, dtype: torch.dtype) -> None:
+    loaded = run(lambda: streamload.load_state_dict(matrix, dtype=dtype), nbytes=8 * MIB)
+    assert torch.equal(loaded["w"], load_file(matrix)["w"].to(dtype))
 
 
 def test_transposed_copy(run: Run, matrix: str) -> None:

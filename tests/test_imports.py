@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "downloading": "core sources saving",
     "generation": "core",
     "synthesis": "core saving mapping",
-    "measuring": "core system sources loading",
+    "measuring": "core system mapping sources loading",
     "cli": "core system mapping models sources saving loading verifying downloading generation "
     "synthesis measuring",
 }

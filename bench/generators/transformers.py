@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
+from bench.peers.transformers import IMPORTS as IMPORTS
 from bench.peers.transformers import load as load
 
 LABEL = "transformers"
 DELIVERS = "tokens"
-IMPORTS = ("torch", "transformers")
 
 
 def tokens(job: Any, ids: list[int], count: int) -> Iterator[int]:

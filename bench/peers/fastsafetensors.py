@@ -12,4 +12,4 @@ def load(job: Any) -> Any:
 
     with fastsafe_open(filenames=job.files, nogds=True, device="cpu", debug_log=False) as file:
         # The tensors lie in one buffer that goes with the file: each is copied or cast out.
-        return {name: job.cast_copy(file.get_tensor(name)) for name in job.entries}
+        return {name: job.cast(file.get_tensor(name), copy=True) for name in job.entries}

@@ -6,14 +6,9 @@ from bench.own_files import bin_path, make_bin
 
 LABEL = "litgpt lazy load"
 DELIVERS = "tensors, stored layout (.bin)"
+# Of litgpt only this one function is needed, and it lives in lightning.
 IMPORTS = ("torch", "lightning.fabric.utilities.load")
 prepare = make_bin
-
-
-def imports() -> None:
-    # Of litgpt only this one function is needed, and it lives in lightning.
-    import torch  # noqa: F401
-    from lightning.fabric.utilities.load import _lazy_load  # noqa: F401
 
 
 def load(job: Any) -> Any:

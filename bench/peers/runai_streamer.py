@@ -17,5 +17,5 @@ def load(job: Any) -> Any:
             streamer.stream_file(file)
             for name, tensor in streamer.get_tensors():
                 if name in names:  # the buffer is used again: copy or cast out
-                    found[name] = job.cast_copy(tensor)
+                    found[name] = job.cast(tensor, copy=True)
     return found

@@ -38,13 +38,11 @@ _METHOD = (
 
 
 def write(lines: Sequence[dict[str, Any]], path: str) -> None:
-    """Writes the page of one comparison."""
     with open(path, "w", encoding="utf-8") as file:
         file.write(render(lines))
 
 
 def render(lines: Sequence[dict[str, Any]]) -> str:
-    """The page as HTML."""
     head = lines[0]
     title = f"Loading {head['path']} to {head['dtype'] or 'its stored dtype'}"
     notes = "".join(f'<p class="note">{escape(text)}</p>' for text in warnings_of(lines))

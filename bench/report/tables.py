@@ -14,14 +14,20 @@ NUMERIC = range(1, 11)
 
 def report(lines: Sequence[dict[str, Any]]) -> str:
     """The setting, the table and the warnings of one comparison."""
-    table = render(COLUMNS, [cells(row) for row in rows_of(lines)], NUMERIC)
-    return "\n".join([setting(lines[0]), "", table, *notes(lines)])
+    return document(lines, COLUMNS, [cells(row) for row in rows_of(lines)], NUMERIC)
 
 
-def notes(lines: Sequence[dict[str, Any]]) -> list[str]:
-    """The warnings as lines of text, after an empty one; nothing if there are none."""
+def document(
+    lines: Sequence[dict[str, Any]],
+    columns: Sequence[str],
+    body: Sequence[Sequence[str]],
+    numeric: Iterable[int],
+    more: Sequence[str] = (),
+) -> str:
+    """The setting, an aligned Markdown table, ``more`` lines, and the warnings."""
     warnings = [f"Note: {text}" for text in warnings_of(lines)]
-    return ["", *warnings] if warnings else []
+    table = render(columns, body, numeric)
+    return "\n".join([setting(lines[0]), "", table, *more, *([""] if warnings else []), *warnings])
 
 
 def setting(head: dict[str, Any]) -> str:
@@ -42,7 +48,6 @@ def setting(head: dict[str, Any]) -> str:
 
 
 def render(head: Sequence[str], body: Sequence[Sequence[str]], numeric: Iterable[int]) -> str:
-    """An aligned Markdown table."""
     right = set(numeric)
     widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
 

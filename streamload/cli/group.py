@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from streamload import __version__
-from streamload.cli.errors import failures_as_one_line, traceback_option
+from streamload.cli.failures import failures_as_one_line, traceback_option
 from streamload.core.wording import suggestion
 
 # In the order of a first visit; a command is ``command`` in the module of its name.
@@ -28,7 +28,6 @@ _COMMANDS = {
     "bench": "Measure how fast this machine loads a checkpoint, and how fast it could.",
     "synth": "Write a checkpoint of random weights in a published layout.",
 }
-_ONLY_IN_PYTHON = {"export": "streamload.export"}
 
 
 class LazyGroup(click.Group):
@@ -51,7 +50,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
         if name and not name.startswith("-") and name not in _COMMANDS:
-            ctx.fail(f"no such command {name!r}{_hint(name)}")
+            python = "; use streamload.export in Python" if name == "export" else ""
+            ctx.fail(f"no such command {name!r}{python or suggestion(name, _COMMANDS)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -72,12 +72,6 @@ class LazyGroup(click.Group):
         """Run the command; a failure is one line, with ``--json`` also an object on stdout."""
         with failures_as_one_line(ctx.meta):
             return super().invoke(ctx)
-
-
-def _hint(name: str) -> str:
-    if name in _ONLY_IN_PYTHON:
-        return f"; use {_ONLY_IN_PYTHON[name]} in Python"
-    return suggestion(name, _COMMANDS)
 
 
 @click.group(

@@ -31,7 +31,6 @@ class DType:
 
     @property
     def is_floating(self) -> bool:
-        """True for the types a ``dtype=`` request may cast."""
         return self.kind in ("float", "float8")
 
 

@@ -43,7 +43,6 @@ class StreamloadError(Exception):
     """Base of all errors raised on purpose by streamload."""
 
     def extend(self, text: str) -> None:
-        """Add ``text`` to the message."""
         self.args = (f"{self}; {text}", *self.args[1:])
 
 

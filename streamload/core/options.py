@@ -106,7 +106,7 @@ _CHOICES = {
     "replicas": ("refuse", "average"),
     "quantize": (None, "int8"),
 }
-_MOST_WORKERS = 8
+MOST_WORKERS = 8
 
 
 def settings_from(options: Mapping[str, Any]) -> Settings:
@@ -126,7 +126,8 @@ def settings_from(options: Mapping[str, Any]) -> Settings:
     values["dtype"] = _dtype(values.get("dtype"))
     values["device"] = _device(values.get("device", "cpu"))
     values["layers"] = _layers(values.get("layers"))
-    values["workers"] = _positive("workers", values.get("workers"), _default_workers())
+    threads = min(usable_cpus(), MOST_WORKERS)
+    values["workers"] = _positive("workers", values.get("workers"), threads)
     # The bus to a device likes larger pieces, and the ring's buffers are as large.
     default = 4 << 20 if _is_host(values["device"]) else 16 << 20
     values["chunk_bytes"] = _positive("chunk_bytes", values.get("chunk_bytes"), default)
@@ -185,6 +186,7 @@ def _positive(name: str, value: Any, default: int) -> int:
     return value
 
 
-def _default_workers() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(cores or 1, _MOST_WORKERS))
+def usable_cpus() -> int:
+    """CPUs this process may run on."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return cpus or 1

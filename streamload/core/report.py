@@ -123,7 +123,6 @@ class LoadReport:
 
     @property
     def bytes_per_s(self) -> float:
-        """Bytes read by second."""
         return self.bytes_read / self.elapsed_s if self.elapsed_s else 0.0
 
     def summary(self) -> str:
@@ -149,14 +148,7 @@ class LoadReport:
         lines = [self.summary()]
         if verbose:
             lines += [_ledger_line(entry) for entry in self.loaded]
-        lines += section("missing", self.missing, _SHOWN)
-        lines += section("unexpected", self.unexpected, _SHOWN)
-        lines += section("shape mismatch", [str(entry) for entry in self.shape_mismatch], _SHOWN)
-        lines += section("unfilled", self.unfilled, _SHOWN)
-        if self.ignored:
-            lines.append(f"ignored: {len(self.ignored)} stored buffers the model does not load")
-        lines += [f"tied: {' = '.join(group)}" for group in self.tied]
-        lines += [f"notice: {notice}" for notice in self.notices]
+        lines += self.finding_lines(_SHOWN)
         if self.elapsed_s:
             lines.append(
                 f"{self._moved()}; "
@@ -164,6 +156,17 @@ class LoadReport:
                 f"{format_bytes(self.memory.peak_anonymous_bytes)} anonymous"
             )
         return "\n".join(lines)
+
+    def finding_lines(self, most: int | None = None) -> list[str]:
+        """What does not fit, the first ``most`` of each kind; what is ignored, tied, noticed."""
+        lines = []
+        for kind in ("missing", "unexpected", "shape_mismatch", "unfilled"):
+            rows = [printable(str(row)) for row in getattr(self, kind)]
+            lines += section(kind.replace("_", " "), rows, most)
+        if self.ignored:
+            lines.append(f"ignored: {len(self.ignored)} stored tensors the model does not load")
+        lines += [f"tied: {' = '.join(group)}" for group in self.tied]
+        return lines + [f"notice: {notice}" for notice in self.notices]
 
     def _moved(self) -> str:
         """Which bytes went where, and how fast."""
@@ -201,7 +204,6 @@ class ExportReport:
     memory: MemoryReport = field(default_factory=MemoryReport)
 
     def summary(self) -> str:
-        """One line."""
         return (
             f"wrote {len(self.written)} tensors, {format_bytes(self.bytes_written)} in "
             f"{plural(len(self.files), 'file')}, {self.elapsed_s:.2f} s"
@@ -212,5 +214,4 @@ class ExportReport:
         return {"ok": True, **as_json(self), "path": printable(self.path)}
 
     def to_text(self) -> str:
-        """A few readable lines."""
         return "\n".join([self.summary(), *(f"notice: {n}" for n in self.notices)])

@@ -72,7 +72,6 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor's values."""
         return nbytes_of(BY_NAME[self.dtype], self.shape) or 0
 
 
@@ -101,7 +100,6 @@ class Catalog(Mapping[str, TensorSpec]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors together."""
         return sum(spec.nbytes for spec in self.tensors.values())
 
 

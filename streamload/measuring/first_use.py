@@ -7,9 +7,7 @@ from typing import Any
 
 import torch
 
-from streamload.measuring.floor import run_threads
-
-BLOCK_BYTES = 4 << 20
+from streamload.measuring.floor import BLOCK_BYTES, run_threads
 
 
 def use_all(result: Any, *, workers: int) -> int:

@@ -22,10 +22,6 @@ from streamload.core.specs import Shape
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "BLOCK_BYTES", "Piece", "bytes_as", "copy_rate", "read_and_cast", "read_only", "run_threads"
-]  # fmt: skip
-
 BLOCK_BYTES = 4 << 20
 AHEAD_BLOCKS = 8
 """How many blocks the page cache is asked to fetch before they are read."""
@@ -58,7 +54,6 @@ def bytes_as(pieces: Sequence[Piece], dtype: torch.dtype | None) -> int:
 
 
 def read_only(pieces: Sequence[Piece], *, workers: int) -> None:
-    """Read everything, keep nothing."""
     _read_blocks(pieces, {}, workers=workers)
 
 

@@ -7,17 +7,11 @@ import platform
 import sys
 from typing import Any, NamedTuple
 
+from streamload.core.options import usable_cpus
 from streamload.system.memory import available_memory
 
 BUSY_CPUS = 0.25
 """Other processes' CPUs, on average over a measurement, from which on it is called disturbed."""
-
-
-def usable_cpus() -> int:
-    """CPUs this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def describe(path: str | None) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from streamload.measuring.machine import describe, usable_cpus
+from streamload.core.options import MOST_WORKERS, usable_cpus
+from streamload.measuring.machine import describe
 from streamload.measuring.own_peers import COPY, FLOORS, MODES
 from streamload.measuring.peers import Job
 from streamload.measuring.rounds import disturbances, in_turns, measure_load, medians, set_cache
@@ -44,8 +45,13 @@ def measure(
     Raises:
         CheckpointError, PlanError: as ``streamload.load``; nothing is measured then.
     """
+    import torch
+
+    import streamload
+
+    versions = {"streamload": streamload.__version__, "torch": torch.__version__}
     found = survey(path, dtype=dtype)
-    workers = workers or min(usable_cpus(), 8)
+    workers = workers or min(usable_cpus(), MOST_WORKERS)
     tensors = found.why_no_model is not None
     job = Job(path, dtype, workers, chunk_bytes=chunk_bytes, tensors=tensors)
     peers = {"copy": COPY, **{peer.name: peer for peer in FLOORS.values()}, **MODES}
@@ -70,11 +76,11 @@ def measure(
         "rounds": rounds,
         "read_bytes": found.read_bytes,
         "cache": cache,
-        "machine": _machine(found),
+        "machine": describe(found.files[0] if found.files else None) | {"versions": versions},
         "copy_bytes_per_s": rows["copy"].get("copy_bytes_per_s"),
         "floor": {name: _row(rows[peer.name], found) for name, peer in FLOORS.items()},
         "modes": modes,
-        "notes": _notes(cache, found, taken) + _unmapped(modes),
+        "notes": _notes(cache, found, taken, modes),
         "measurements": taken,
     }
 
@@ -133,24 +139,12 @@ def _cache(taken: Sequence[dict[str, Any]], *, cold: bool) -> dict[str, Any]:
     }
 
 
-def _machine(found: Survey) -> dict[str, Any]:
-    import torch
-
-    import streamload
-
-    versions = {"streamload": streamload.__version__, "torch": torch.__version__}
-    return describe(found.files[0] if found.files else None) | {"versions": versions}
-
-
-def _unmapped(modes: dict[str, dict[str, Any]]) -> list[str]:
-    """Said where the row "map" is a streamed load: nothing could be mapped."""
-    written = [modes[mode].get("written_bytes") for mode in ("stream", "map")]
-    if None in written or not written[1] or written[1] < written[0]:
-        return []  # not known where tensors alone were loaded, or a measurement failed
-    return ["map: nothing could be mapped as it is stored (cast or re-laid): all was streamed."]
-
-
-def _notes(cache: dict[str, Any], found: Survey, taken: Sequence[dict[str, Any]]) -> list[str]:
+def _notes(
+    cache: dict[str, Any],
+    found: Survey,
+    taken: Sequence[dict[str, Any]],
+    modes: dict[str, dict[str, Any]],
+) -> list[str]:
     """What a reader must know about how the figures came about."""
     notes = []
     if cache["problem"]:
@@ -168,5 +162,11 @@ def _notes(cache: dict[str, Any], found: Survey, taken: Sequence[dict[str, Any]]
     if found.left_out:
         notes.append(
             f"{len(found.left_out)} tensors cannot be read in blocks; the floor is without them."
+        )
+    # Not known where tensors alone were loaded, or a measurement failed.
+    streamed, mapped = (modes[mode].get("written_bytes") for mode in ("stream", "map"))
+    if streamed is not None and mapped and mapped >= streamed:
+        notes.append(
+            "map: nothing could be mapped as it is stored (cast or re-laid): all was streamed."
         )
     return notes

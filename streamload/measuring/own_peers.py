@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 from streamload.core.errors import MemoryBudgetError
@@ -10,24 +9,16 @@ from streamload.measuring import floor
 from streamload.measuring.peers import Job, Peer
 from streamload.system.memory import available_memory
 
-# What ``streamload.load`` leaves until a checkpoint asks for it.
-_LATE = (
-    "streamload.loading.calls",
-    "streamload.models.registry",
-    "streamload.models.gpt",
-    "streamload.models.llama_model",
-    "streamload.models.neox_model",
-    "streamload.sources.neox.partitions",
-    "streamload.sources.torch.zip_source",
-)
-
 
 def import_for_loads() -> None:
     """Import torch and all that loads use, so that imports are not timed as loading."""
-    import torch  # noqa: F401
+    import streamload.loading.calls
+    import streamload.sources.neox.partitions
+    import streamload.sources.torch.torch_files  # noqa: F401
+    from streamload.mapping.tables.registry import known_model_types, model_class
 
-    for name in _LATE:
-        importlib.import_module(name)
+    for model_type in known_model_types(with_model=True):
+        model_class(model_type)
 
 
 class _Mode(Peer):

@@ -24,14 +24,6 @@ def drop(paths: Iterable[str]) -> str | None:
     return f"{left:.0%} of the pages stayed" if left > 0.01 else None
 
 
-def make(paths: Iterable[str], *, cold: bool) -> str | None:
-    """Drops or warms; returns what ``drop`` does."""
-    if cold:
-        return drop(paths)
-    warm(paths)
-    return None
-
-
 def warm(paths: Iterable[str]) -> None:
     """Reads the files so that the page cache has them, unless it does."""
     for path in paths:

@@ -42,20 +42,14 @@ class Job:
         return survey(self.path, dtype=self.dtype).pieces
 
     def torch_dtype(self) -> Any:
-        """The dtype as torch's own object, or None."""
         import torch
 
         return None if self.dtype is None else getattr(torch, self.dtype)
 
-    def cast(self, tensor: Any) -> Any:
-        """``tensor`` in the job's dtype if it is one of floats."""
-        dtype = self.torch_dtype()
-        return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
-
-    def cast_copy(self, tensor: Any) -> Any:
-        """As ``cast``, but always in memory of its own."""
-        cast = self.cast(tensor)
-        return cast.clone() if cast is tensor else cast
+    def cast(self, tensor: Any, *, copy: bool = False) -> Any:
+        """``tensor`` in the job's dtype if it is one of floats; ``copy``: in memory of its own."""
+        dtype = self.torch_dtype() if tensor.is_floating_point() else None
+        return tensor.to(dtype or tensor.dtype, copy=copy)
 
     def check(self, _peer: Peer, _result: Any) -> str:
         """What is said of the values that were loaded; kinds of jobs that check them override."""
@@ -103,12 +97,10 @@ class Peer:
         return f"{missing[0]} is not installed" if missing else None
 
     def imports(self) -> None:
-        """Import everything a load needs."""
         for name in self.imported:
             importlib.import_module(name)
 
     def get_ready(self, _job: Job) -> None:
-        """Do what comes before the clock starts."""
         self.imports()
 
     def load(self, job: Any) -> Any:

@@ -10,15 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from streamload.measuring import page_cache
-from streamload.measuring.groups import make_group
+from streamload.measuring.control_group import make_group
 from streamload.measuring.machine import BUSY_CPUS
 from streamload.measuring.peers import Job, Peer
 from streamload.measuring.watch import Watch, watch_process
-
-__all__ = [
-    "disturbances", "in_turns", "measure_load", "medians", "prepare", "run_child",
-    "set_cache", "watch_tokens",
-]  # fmt: skip
 
 _STOLEN_CPUS = 0.05
 _T = TypeVar("_T")
@@ -37,10 +32,10 @@ def in_turns(things: Sequence[_T], rounds: int) -> Iterator[tuple[int, _T]]:
 
 def set_cache(files: Sequence[str], *, cold: bool) -> dict[str, Any]:
     """Drop the files from the page cache or read them into it; returns how that went."""
-    problem = page_cache.make(files, cold=cold)
-    return {
-        "cache_problem": problem, "resident_before": page_cache.resident_fraction(files)
-    }  # fmt: skip
+    if not cold:
+        page_cache.warm(files)
+    problem = page_cache.drop(files) if cold else None
+    return {"cache_problem": problem, "resident_before": page_cache.resident_fraction(files)}
 
 
 def measure_load(

@@ -10,7 +10,6 @@ from streamload.core.specs import TensorSpec
 from streamload.loading.building import find_config
 from streamload.loading.calls import plan_checkpoint
 from streamload.measuring.floor import Piece
-from streamload.sources.base import Source
 from streamload.sources.detect import open_checkpoint
 
 
@@ -31,12 +30,10 @@ class Survey:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of the pieces in the files."""
         return sum(piece.nbytes for piece in self.pieces)
 
     @property
     def files(self) -> list[str]:
-        """The files they lie in."""
         return list(dict.fromkeys(piece.file for piece in self.pieces))
 
 
@@ -47,7 +44,12 @@ def survey(path: str, *, dtype: str | None = None) -> Survey:
         CheckpointError, PlanError: as ``streamload.load``.
     """
     with open_checkpoint(path) as source:
-        why = _why_no_model(source)
+        source.config()  # raises for a damaged configuration
+        why = None
+        try:
+            find_config(source)
+        except CheckpointError as error:
+            why = str(error)
         specs = list(source.catalog.values())
     if why is None:
         plan = plan_checkpoint(path, dtype=dtype, check_memory=False)
@@ -58,15 +60,6 @@ def survey(path: str, *, dtype: str | None = None) -> Survey:
     kept = {piece.name for piece in pieces}
     left_out = tuple(spec.name for spec in specs if spec.name not in kept)
     return Survey(pieces, left_out, why)
-
-
-def _why_no_model(source: Source) -> str | None:
-    source.config()  # raises for a damaged configuration
-    try:
-        find_config(source)
-    except CheckpointError as error:
-        return str(error)
-    return None
 
 
 def _piece(spec: TensorSpec) -> Piece | None:

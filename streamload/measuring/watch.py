@@ -19,9 +19,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from streamload.measuring.groups import Group
+from streamload.measuring.control_group import Group
 from streamload.measuring.machine import cpu_times
-from streamload.system.peaks import ProcessMemory, StatusReader
+from streamload.system.peaks import ProcessMemory, StatusReader, peaks_between
 
 INTERVAL_S = 0.005
 TRACE_POINTS = 240
@@ -67,7 +67,6 @@ class Channel:
         os.dup2(2, 1)
 
     def say(self, **event: Any) -> None:
-        """Tell the parent."""
         self._out.write(json.dumps(event) + "\n")
         self._out.flush()
 
@@ -162,7 +161,7 @@ class _Watcher:
             return
         self._watching = event["event"] == "ready"
         if self._watching and self._group is not None:
-            self._group_start = self._group.used_bytes() or 0
+            self._group_start = self._group.number(self._group.usage) or 0
         self._samples.append((time.perf_counter(), status.read()))
         if not self._watching:
             self._finish()
@@ -173,14 +172,11 @@ class _Watcher:
     def _finish(self) -> None:
         watch, (began, first) = self._watch, self._samples[0]
         ended, last = self._samples[-1]
-        rss = max(memory.rss for _, memory in self._samples)
-        if last.high_water > first.high_water:  # the kernel saw it between two samples
-            rss = max(rss, last.high_water)
-        peak = self._group.peak_bytes() if self._group else None
+        top = ProcessMemory(*map(max, *(memory for _, memory in self._samples)))
+        peaks = peaks_between(first, top)
+        peak = self._group.number(self._group.peak) if self._group else None
         watch.peaks = {
-            "peak_rss_bytes": rss - first.rss,
-            "peak_anonymous_bytes": max(m.anonymous for _, m in self._samples) - first.anonymous,
-            "peak_file_bytes": max(m.file for _, m in self._samples) - first.file,
+            **{f"peak_{name}": value for name, value in dataclasses.asdict(peaks).items()},
             "peak_cgroup_bytes": None if peak is None else max(0, peak - self._group_start),
             "start_rss_bytes": first.rss,
             "end_rss_bytes": last.rss,

@@ -42,6 +42,13 @@ class ProcessMemory(NamedTuple):
 _NOTHING = ProcessMemory(0, 0, 0, 0)
 
 
+def peaks_between(first: ProcessMemory, top: ProcessMemory) -> MemoryPeaks:
+    """The peaks of samples whose largest figures are ``top``, over the ``first`` of them."""
+    # A high-water mark that rose is what the kernel saw between two samples.
+    rss = max(top.rss, top.high_water) if top.high_water > first.high_water else top.rss
+    return MemoryPeaks(rss - first.rss, top.anonymous - first.anonymous, top.file - first.file)
+
+
 def parse_status(text: bytes) -> ProcessMemory:
     """The figures in the text of a ``/proc/PID/status`` file (its "kB" are 1024 bytes).
 
@@ -142,9 +149,7 @@ class PeakSampler:
     def peaks(self) -> MemoryPeaks:
         """The peaks so far; final after the ``with`` block."""
         self._sample()
-        first, top = self._first, self._top
-        rss = max(top.rss, top.high_water) if top.high_water > first.high_water else top.rss
-        return MemoryPeaks(rss - first.rss, top.anonymous - first.anonymous, top.file - first.file)
+        return peaks_between(self._first, self._top)
 
     def __enter__(self) -> PeakSampler:
         self._stop.clear()

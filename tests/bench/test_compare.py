@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bench import checkpoints
-from bench.compare import Comparison, compare, write_lines
+from bench.compare import compare, job_for, write_lines
 from bench.job import Job, find_peers
 from bench.report import tables
 from bench.report.rows import rows_of, warnings_of
@@ -114,9 +114,9 @@ def test_each_failure_costs_only_its_own_row(tiny: str, tmp_path: Path) -> None:
     plant(tmp_path, "d_absent", "return {}", IMPORTS=("no_such_package",))
     plant(tmp_path, "e_prints", "print('noise')\n" + RIGHT + "return found")
     names = ["a_wrong", "b_raises", "c_dies", "d_absent", "e_prints", "floor_read"]
-    asked = Comparison(tiny, "bfloat16", workers=2, rounds=1)
+    peers = find_peers(names, folders=[str(tmp_path)])
     path = tmp_path / "out" / "lines.jsonl"
-    lines = write_lines(compare(asked, find_peers(names, folders=[str(tmp_path)])), str(path))
+    lines = write_lines(compare(tiny, peers, dtype="bfloat16", workers=2, rounds=1), str(path))
 
     assert [json.loads(line) for line in path.read_text().splitlines()] == lines
     head = lines[0]
@@ -145,8 +145,8 @@ def test_each_failure_costs_only_its_own_row(tiny: str, tmp_path: Path) -> None:
 def test_rounds_are_interleaved_and_each_row_has_their_median(tiny: str, tmp_path: Path) -> None:
     for name in ("first", "second"):
         plant(tmp_path, name, "import torch\nreturn {'x': torch.zeros(3)}")
-    asked = Comparison(tiny, None, workers=1, rounds=2, cold=True)
-    lines = list(compare(asked, find_peers(["first", "second"], folders=[str(tmp_path)])))
+    peers = find_peers(["first", "second"], folders=[str(tmp_path)])
+    lines = list(compare(tiny, peers, dtype=None, workers=1, rounds=2, cold=True))
     assert [line["peer"] for line in lines[1:]] == ["first", "second", "second", "first"]
     assert [line["round"] for line in lines[1:]] == [1, 1, 2, 2]
     for line in lines[1:]:
@@ -289,7 +289,7 @@ def test_copies_in_other_formats_are_made_anew_for_changed_files(tmp_path: Path)
     seen = set()
     for size in (10, 20):
         path.write_bytes(b"x" * size)
-        seen.add(Comparison(str(path), None, workers=1, rounds=1).job(peer).own_dir)
+        seen.add(job_for(peer, str(path), None, 1).own_dir)
     assert len(seen) == 2
 
 

@@ -159,11 +159,11 @@ def test_what_does_not_fit_the_model_is_not_measured(tiny, tmp_path):
 def test_a_cache_that_cannot_be_dropped_is_said(tmp_path, monkeypatch):
     (tmp_path / "x").write_bytes(b"x" * 10_000)
     monkeypatch.setattr(page_cache, "resident_fraction", lambda paths: 0.25)
-    assert "25%" in page_cache.make([str(tmp_path / "x")], cold=True)
+    assert "25%" in page_cache.drop([str(tmp_path / "x")])
     monkeypatch.setattr(page_cache, "resident_fraction", lambda paths: None)
-    assert "could not verify" in page_cache.make([str(tmp_path / "x")], cold=True)
+    assert "could not verify" in page_cache.drop([str(tmp_path / "x")])
     monkeypatch.delattr(os, "posix_fadvise", raising=False)
-    assert "no posix_fadvise" in page_cache.make([str(tmp_path / "x")], cold=True)
+    assert "no posix_fadvise" in page_cache.drop([str(tmp_path / "x")])
 
 
 def test_the_file_system_is_that_of_the_nearest_mount(monkeypatch):

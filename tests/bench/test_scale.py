@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from bench import checkpoints, generate, scale
 from bench.__main__ import main
+from bench.job import find_peers
 from bench.safetensors_header import read_headers
 
 MACHINE = {
@@ -116,7 +117,7 @@ def test_commands_run_from_start_to_end(results: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="measures through /proc")
 def test_generate_runs_from_start_to_end() -> None:
     path = checkpoints.checkpoint("gpt2-tiny")
-    peers = generate.generators(["streamload"])
+    peers = find_peers(["streamload"], kind="generators")
     lines = list(
         generate.generate(path, ["float32"], peers, count=3, rounds=1, workers=1, vocabulary=320)
     )
@@ -136,7 +137,7 @@ def test_times_to_tokens_are_from_the_start_of_the_process(tmp_path: Path) -> No
         "def tokens(job, ids, count):\n"
         "    yield 1\n    time.sleep(0.2)\n    yield 2\n"
     )
-    peers = generate.generators(["slow"], [str(tmp_path)])
+    peers = find_peers(["slow"], kind="generators", folders=[str(tmp_path)])
     path = checkpoints.checkpoint("gpt2-tiny")
     _, line = generate.generate(path, [None], peers, count=2, rounds=1, workers=1, vocabulary=320)
     assert line["ok"], line["reason"]

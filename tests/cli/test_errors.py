@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from streamload.cli.errors import (
+from streamload.cli.failures import (
     as_options,
     exit_code,
     failure_as_dict,

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from streamload.measuring.groups import Group, make_group
+from streamload.measuring.control_group import Group, make_group
 
 MIB = 1 << 20
 # What a Python process with torch takes before it loads anything, its libraries' pages included.

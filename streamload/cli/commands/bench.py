@@ -8,9 +8,13 @@ from typing import Any
 
 import click
 
-from streamload.cli.options import common_options
 from streamload.cli.render.tables import columns, heading, say
-from streamload.cli.types import BLOCK_BYTES, DTYPE
+from streamload.cli.shared_options import (
+    chunk_bytes_option,
+    common_options,
+    dtype_option,
+    workers_option,
+)
 from streamload.core.wording import printable
 
 _HEAD = (
@@ -30,20 +34,13 @@ _HEAD = (
     """,
 )
 @click.argument("path")
-@click.option("--dtype", type=DTYPE, help="Cast floating-point tensors: bfloat16, float16, ...")
-@click.option("--workers", type=click.IntRange(min=1), help="Threads that read and cast.")
-@click.option("--chunk-bytes", type=BLOCK_BYTES, help="Size of a block, like 4MiB.")
-@click.option(
-    "--rounds",
-    type=click.IntRange(min=1),
-    default=3,
-    show_default=True,
-    help="Medians are of so many.",
-)
+@dtype_option
+@workers_option
+@chunk_bytes_option
+@click.option("--rounds", type=click.IntRange(min=1), default=3, help="For medians. [default: 3]")
 @click.option("--cold", is_flag=True, help="Drop the files from the page cache before each.")
 @common_options
 def command(path: str, as_json: bool, **options: Any) -> None:
-    """Measure, then print the table or the JSON."""
     from streamload.measuring.modes import measure
 
     found = measure(path, **options, tell=_tell)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from streamload.cli.options import common_options
 from streamload.cli.render.tables import columns, say_result
+from streamload.cli.shared_options import common_options
 from streamload.core.wording import format_bytes, plural, printable
 from streamload.saving.cache.entries import (
     CacheEntry,

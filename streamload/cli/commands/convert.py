@@ -6,9 +6,14 @@ from typing import Any
 
 import click
 
-from streamload.cli.options import common_options, dtype_option, given, max_shard_bytes_option
 from streamload.cli.render.progress import progress_bar
 from streamload.cli.render.tables import say_result
+from streamload.cli.shared_options import (
+    common_options,
+    dtype_option,
+    given,
+    max_shard_bytes_option,
+)
 from streamload.core.wording import printable
 
 

@@ -8,8 +8,8 @@ from itertools import zip_longest
 
 import click
 
-from streamload.cli.options import common_options
 from streamload.cli.render.tables import columns, heading, say, say_result
+from streamload.cli.shared_options import common_options
 from streamload.core.errors import StreamloadError, WriteError
 from streamload.core.wording import printable
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from streamload.cli.options import common_options, given
 from streamload.cli.render.progress import progress_bar
 from streamload.cli.render.tables import say_result
+from streamload.cli.shared_options import common_options, given
 from streamload.cli.types import INDICES
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamload.cli.options import common_options, given, load_options
 from streamload.cli.render.clock import seconds_since_start
 from streamload.cli.render.progress import progress_bar
 from streamload.cli.render.tables import say
+from streamload.cli.shared_options import common_options, given, load_options
 from streamload.cli.types import TOKENS
 from streamload.core.wording import plural
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from streamload.cli.options import common_options
 from streamload.cli.render.listing import as_dict, as_text
 from streamload.cli.render.tables import say_result
+from streamload.cli.shared_options import common_options
 
 
 @click.command("inspect", epilog="Example: streamload inspect ./gpt2-xl h.0.attn.c_attn.weight")

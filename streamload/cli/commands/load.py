@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from streamload.cli.errors import as_options
-from streamload.cli.options import common_options, given, load_options
+from streamload.cli.failures import as_options
 from streamload.cli.render.progress import progress_bar
 from streamload.cli.render.tables import say, say_result
 from streamload.cli.render.trace import TRACE_PATH, Trace
+from streamload.cli.shared_options import common_options, given, load_options
 from streamload.core.wording import printable
 from streamload.measuring.own_peers import import_for_loads
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from streamload.cli.errors import as_options
-from streamload.cli.options import common_options, given, load_options
+from streamload.cli.failures import as_options
 from streamload.cli.render.advice import slow_notes
 from streamload.cli.render.ledger import ledger_lines
 from streamload.cli.render.tables import heading, say_result
+from streamload.cli.shared_options import common_options, given, load_options
 from streamload.core.report import LoadReport
 from streamload.core.wording import format_bytes, printable, section
 
@@ -51,13 +51,8 @@ def _as_text(path: str, report: LoadReport, ways: list[str]) -> list[str]:
         f"{format_bytes(memory.available_bytes)} available ({limit})"
     )
     lines += [*ways, "", *ledger_lines(report.loaded), ""]
-    for title in ("missing", "unexpected", "unfilled", "shape_mismatch", "problems"):
-        rows = [printable(str(row)) for row in getattr(report, title)]
-        lines += section(title.replace("_", " "), rows)
-    if report.ignored:
-        lines.append(f"ignored: {len(report.ignored)} stored tensors the model does not load")
-    lines += [f"tied: {' = '.join(group)}" for group in report.tied]
-    lines += [f"notice: {note}" for note in report.notices]
+    lines += section("problems", [printable(problem) for problem in report.problems])
+    lines += report.finding_lines()
     lines += [f"slow: {note}" for note in slow_notes(path, report)]
     outcome = "go ahead" if report.ok and not ways else "be refused"
     lines.append(f"this load would {outcome}")

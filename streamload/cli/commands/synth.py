@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from streamload.cli.options import common_options, given, max_shard_bytes_option
 from streamload.cli.render.progress import progress_bar
 from streamload.cli.render.tables import say_result
+from streamload.cli.shared_options import common_options, given, max_shard_bytes_option
 from streamload.cli.types import dtype_among, one_of
 from streamload.core.wording import format_bytes, printable
 from streamload.synthesis.presets import PRESETS

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from streamload.cli.errors import as_options
-from streamload.cli.options import chunk_bytes_option, common_options, given
+from streamload.cli.failures import as_options
 from streamload.cli.render.progress import progress_bar
 from streamload.cli.render.tables import say_result
+from streamload.cli.shared_options import chunk_bytes_option, common_options, given
 from streamload.cli.types import DTYPE
 
 

@@ -23,7 +23,6 @@ def say_result(
 
 
 def heading(text: str) -> str:
-    """A heading's style."""
     return click.style(text, bold=True)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from streamload.cli.errors import one_line
+from streamload.cli.failures import one_line
 from streamload.core.errors import MissingExtraError, PlanError, StreamloadError
 
 

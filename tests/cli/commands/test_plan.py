@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from streamload.cli.errors import as_options
+from streamload.cli.failures import as_options
 from streamload.cli.render.advice import slow_notes
 from streamload.core.report import LoadedTensor, LoadReport, MemoryReport
 from streamload.loading.budget import ways_out

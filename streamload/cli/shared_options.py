@@ -7,13 +7,26 @@ from typing import Any, TypeVar
 
 import click
 
-from streamload.cli.errors import note_flag, traceback_option
+from streamload.cli.failures import note_flag, traceback_option
 from streamload.cli.types import BLOCK_BYTES, BYTES, DEVICE, DTYPE, INDICES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+def _choice(name: str, values: tuple[str, ...], text: str) -> Callable[[F], F]:
+    return click.option(name, type=click.Choice(values), help=text)
+
+
+def _switch(name: str, text: str) -> Callable[[F], F]:
+    """``--NAME/--no-NAME``; neither leaves the library's default."""
+    return click.option(f"--{name}/--no-{name}", default=None, help=text)
+
+
 dtype_option = click.option(
     "--dtype", type=DTYPE, help="Cast floating-point tensors: bfloat16, float16, ..."
+)
+workers_option = click.option(
+    "--workers", type=click.IntRange(min=1), help="Threads that read and cast."
 )
 chunk_bytes_option = click.option(
     "--chunk-bytes", type=BLOCK_BYTES, help="How much one read brings, like 4MiB."
@@ -21,55 +34,24 @@ chunk_bytes_option = click.option(
 max_shard_bytes_option = click.option(
     "--max-shard-bytes", type=BYTES, help="Split into files of at most this size."
 )
-
+_STREAM_OR_MAP = "stream: memory of its own. map: views of the file, ready at once."
+_WHICH_LAYOUT = "Of transposed weights. [default: contiguous when streaming, stored when mapping]"
 _LOAD_OPTIONS = (
     dtype_option,
     click.option("--device", type=DEVICE, help="cpu, cuda:0, or MODULE=DEVICE,... [default: cpu]"),
-    click.option(
-        "--mode",
-        type=click.Choice(("stream", "map")),
-        help="stream: memory of its own. map: views of the file, ready at once. [default: stream]",
-    ),
-    click.option(
-        "--layout",
-        type=click.Choice(("contiguous", "stored")),
-        help="Of transposed weights. [default: contiguous when streaming, stored when mapping]",
-    ),
-    click.option("--workers", type=click.IntRange(min=1), help="Threads that read and cast."),
+    _choice("--mode", ("stream", "map"), f"{_STREAM_OR_MAP} [default: stream]"),
+    _choice("--layout", ("contiguous", "stored"), _WHICH_LAYOUT),
+    workers_option,
     chunk_bytes_option,
     click.option("--layers", type=INDICES, help="Only these blocks, like 0,1,5-7."),
     click.option("--prefix", help="Only names that start with it; it is removed."),
-    click.option(
-        "--strict/--no-strict",
-        default=None,
-        help="Refuse missing, unexpected or misshapen tensors. [default: strict]",
-    ),
-    click.option(
-        "--check-memory/--no-check-memory",
-        default=None,
-        help="Refuse what does not fit in memory. [default: check]",
-    ),
-    click.option(
-        "--ties",
-        type=click.Choice(("refuse", "keep")),
-        help="What to do if tied weights differ in the file. [default: refuse]",
-    ),
-    click.option(
-        "--overflow",
-        type=click.Choice(("report", "refuse")),
-        help="What to do if a cast makes infinities. [default: report]",
-    ),
-    click.option(
-        "--replicas",
-        type=click.Choice(("refuse", "average")),
-        help="What to do if partitions that must agree differ. [default: refuse]",
-    ),
-    click.option("--cache/--no-cache", default=None, help="Keep a converted copy and use it."),
-    click.option(
-        "--quantize",
-        type=click.Choice(("int8",)),
-        help="Quantise linear layers while they stream in (weight only).",
-    ),
+    _switch("strict", "Refuse missing, unexpected or misshapen tensors. [default: strict]"),
+    _switch("check-memory", "Refuse what does not fit in memory. [default: check]"),
+    _choice("--ties", ("refuse", "keep"), "If tied weights differ in the file. [default: refuse]"),
+    _choice("--overflow", ("report", "refuse"), "If a cast makes infinities. [default: report]"),
+    _choice("--replicas", ("refuse", "average"), "If partitions differ. [default: refuse]"),
+    _switch("cache", "Keep a converted copy and use it."),
+    _choice("--quantize", ("int8",), "Quantise linear layers while they stream in (weight only)."),
 )
 
 

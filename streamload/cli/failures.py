@@ -57,7 +57,9 @@ def one_line(error: BaseException) -> str:
     """The message on one line, cut after the first few problems."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    lines = _printable_lines(error) or [type(error).__name__]
+    # What a terminal cannot show is escaped.
+    shown = (" ".join(printable(line).split()) for line in str(error).split("\n"))
+    lines = [line.rstrip(";") for line in shown if line] or [type(error).__name__]
     if isinstance(error, MemoryError):
         lines.insert(0, "out of memory:")
     more = len(lines) - _MOST_LINES
@@ -67,12 +69,6 @@ def one_line(error: BaseException) -> str:
     for line in lines[1:]:
         text += f" {line}" if text.endswith(":") else f"; {line}"
     return as_options(text)
-
-
-def _printable_lines(error: BaseException) -> list[str]:
-    """The message's lines that are not empty, with what a terminal cannot show escaped."""
-    lines = (" ".join(printable(line).split()) for line in str(error).split("\n"))
-    return [line.rstrip(";") for line in lines if line]
 
 
 def failure_as_dict(error: BaseException) -> dict[str, Any]:

@@ -5,26 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass, replace
 
 from streamload.system.cgroups import Cgroup, cgroups
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(Cgroup):
     """A group made for one process; ``remove`` it afterwards."""
-
-    inner: Cgroup
-
-    @property
-    def folder(self) -> str:
-        return self.inner.folder
-
-    def used_bytes(self) -> int | None:
-        return self.inner.number(self.inner.usage)
-
-    def peak_bytes(self) -> int | None:
-        return self.inner.number(self.inner.peak)
 
     def remove(self) -> None:
         for _ in range(50):
@@ -38,24 +24,25 @@ def make_group(name: str, limit_bytes: int | None) -> Group | str:
     """A new group below one that this process is in, or the reason why there is none."""
     reason = "this process is in no memory control group"
     for above in cgroups("/"):
-        group = Group(replace(above, folder=os.path.join(above.folder, name)))
+        folder = os.path.join(above.folder, name)
+        group = Group(folder, above.limit, above.usage, above.peak, above.reclaimable)
         if not os.access(os.path.join(above.folder, "cgroup.procs"), os.W_OK):
             reason = "no process may be moved to another control group here"
             continue
         try:
-            os.mkdir(group.folder)
+            os.mkdir(folder)
         except OSError as error:
             reason = f"no control group can be made here ({error.strerror})"
             continue
         try:
-            if group.used_bytes() is not None:
+            if group.number(group.usage) is not None:
                 if limit_bytes is not None:
-                    _limit(group.inner, limit_bytes)
+                    _limit(group, limit_bytes)
                 return group
             reason = "the memory controller is not enabled for new control groups"
         except OSError as error:
             reason = f"no limit can be set here ({error.strerror})"
-        os.rmdir(group.folder)
+        os.rmdir(folder)
     return reason
 
 
