@@ -42,7 +42,7 @@ def compare(
     The files are dropped from the page cache before each if ``cold``. ``limit_bytes`` is the
     memory of a control group made for each.
     """
-    asked = {"dtype": dtype, "workers": workers, "rounds": rounds}
+    asked: dict[str, Any] = {"dtype": dtype, "workers": workers, "rounds": rounds}
     yield head_line("compare", path, peers, **asked, cold=cold, limit_bytes=limit_bytes)
     ready: list[Peer] = []
     for peer in peers:
@@ -71,7 +71,9 @@ def compare(
 def load_line(peer: Peer, job: Job, **options: Any) -> dict[str, Any]:
     """One measurement of a load, with the options of ``measure_load``."""
     reason = peer.available()
-    figures = {"ok": False, "reason": reason} if reason else measure_load(peer, job, **options)
+    figures: dict[str, Any] = {"ok": False, "reason": reason}
+    if not reason:
+        figures = measure_load(peer, job, **options)
     if not figures["ok"]:
         path = os.path.abspath(job.path)
         reason = figures["reason"].replace(path, os.path.basename(path))

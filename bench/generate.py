@@ -29,7 +29,7 @@ def generate(
 ) -> Iterator[dict[str, Any]]:
     """Measure; yields the head line, then one line per process."""
     names = " and ".join(dtype or "stored" for dtype in dtypes)
-    asked = {"workers": workers, "rounds": rounds, "cold": cold, "tokens": count}
+    asked: dict[str, Any] = {"workers": workers, "rounds": rounds, "cold": cold, "tokens": count}
     yield head_line("generate", path, peers, dtype=names, **asked)
     ids = [token % vocabulary for token in PROMPT]
     for number in range(rounds):
