@@ -61,35 +61,25 @@ def bind(mapper: Mapper, stored: Mapping[str, TensorSpec]) -> Binding:
 def bind_equal(stored: Mapping[str, TensorSpec], targets: Collection[str] | None) -> Binding:
     """Bind equal names; where a name does not fit, known wrappers are taken off both sides."""
     if targets is None:
-        return Binding(tuple(_assign((name,), name) for name in stored))
+        return Binding(tuple(Assignment((n,), (n,), layer=layer_of(n)) for n in stored))
     bare: dict[str, list[str]] = {}
     for target in targets:
         bare.setdefault(strip_wrappers(target, _WRAPPERS), []).append(target)
-    assignments: list[Assignment] = []
-    ignored: list[str] = []
-    unexpected: list[str] = []
-    for name, spec in stored.items():
+
+    def place_of(name: str) -> str | None:
         if name in targets:
-            assignments.append(_assign((name,), name))
-            continue
+            return name
         plain = strip_wrappers(name, _WRAPPERS)
         fits = bare.get(plain) or bare.get(KNOWN_RENAMES.get(plain, ""), [])
         if len(fits) == 1:
-            assignments.append(_assign((name,), fits[0]))
-        elif KNOWN_BUFFERS.find(name, len(spec.shape)):
-            ignored.append(name)
-        else:
-            unexpected.append(name)
-    return Binding(tuple(assignments), tuple(ignored), tuple(unexpected))
+            return fits[0]
+        return None if KNOWN_BUFFERS.find(name, len(stored[name].shape)) else ""
+
+    return _bind_function(place_of, stored)
 
 
-def _assign(sources: tuple[str, ...], target: str) -> Assignment:
-    return Assignment(sources, (target,), _IDENTITY, layer_of(target))
-
-
-def _bind_function(
-    function: Callable[[str], str | None], stored: Mapping[str, TensorSpec]
-) -> Binding:
+def _bind_function(function: Callable[[str], str | None], stored: Collection[str]) -> Binding:
+    """``None`` ignores a name, ``""`` finds no place for it."""
     assignments: list[Assignment] = []
     ignored: list[str] = []
     unexpected: list[str] = []
@@ -104,7 +94,7 @@ def _bind_function(
         elif target == "":
             unexpected.append(name)
         else:
-            assignments.append(_assign((name,), target))
+            assignments.append(Assignment((name,), (target,), layer=layer_of(target)))
     return Binding(tuple(assignments), tuple(ignored), tuple(unexpected))
 
 

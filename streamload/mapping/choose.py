@@ -42,17 +42,6 @@ def choose_binding(
     return tables[best], bindings[best]
 
 
-def choose_mapper(
-    config: Mapping[str, Any] | None,
-    catalog: Catalog,
-    targets: Mapping[str, object] | None,
-    *,
-    prefix: str | None = None,
-) -> NameMap | None:
-    """As ``choose_binding``, the table alone."""
-    return choose_binding(config, catalog, targets, prefix=prefix)[0]
-
-
 def under_prefix(catalog: Catalog, prefix: str | None) -> Mapping[str, TensorSpec]:
     """The tensors whose names stand under ``prefix``, which is taken off."""
     if not prefix:

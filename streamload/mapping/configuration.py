@@ -47,10 +47,11 @@ def config_to_build(
             path=path,
         )
     model_type = config.get("model_type")
-    if model_type not in known_model_types():
+    known = known_model_types(with_model=True)
+    if model_type not in known:
         raise CheckpointError(
             f"config.json says model_type {model_type!r}; models here: "
-            f"{', '.join(known_model_types())}. Build the module yourself and use "
+            f"{', '.join(known)}. Build the module yourself and use "
             "streamload.load_into",
             path=path,
         )

@@ -81,22 +81,18 @@ class Layout:
                 f"rows {start} to {start + length} are outside shape {list(self.shape)}"
             )
         kept = [p for piece in self.pieces if (p := _narrow(piece, dim, start, length))]
-        shape = with_size(self.shape, dim, length)
-        return Layout(shape, tuple(kept))
+        return Layout(with_size(self.shape, dim, length), tuple(kept))
 
     def unflatten(self, dim: int, sizes: Shape) -> Layout:
         """Dimension ``dim`` becomes the row-major dimensions ``sizes``."""
         dim = axis_of(dim, self.shape)
         if numel(sizes) != self.shape[dim]:
             raise LayoutError(f"cannot view size {self.shape[dim]} as {list(sizes)}")
-        layout = self
-        for at, inner in enumerate(numel(sizes[i + 1 :]) for i in range(len(sizes) - 1)):
-            layout = layout._split_dim(dim + at, inner)
-        return layout
-
-    def _split_dim(self, dim: int, inner: int) -> Layout:
-        shape = (*self.shape[:dim], self.shape[dim] // inner, inner, *self.shape[dim + 1 :])
-        return Layout(shape, tuple(_split_piece(p, dim, inner) for p in self.pieces))
+        pieces = self.pieces
+        for at in range(len(sizes) - 1):
+            inner = numel(sizes[at + 1 :])
+            pieces = tuple(_split_piece(p, dim + at, inner) for p in pieces)
+        return Layout((*self.shape[:dim], *sizes, *self.shape[dim + 1 :]), pieces)
 
     def flatten(self, first: int, last: int) -> Layout:
         """Dimensions ``first`` to ``last`` (inclusive) become one."""
@@ -123,7 +119,9 @@ class Layout:
         piece = self.pieces[0]
         strides = [0] * len(self.shape)
         for dim in range(len(self.shape)):
-            axes = sorted((a for a in piece.axes if a.dim == dim and a.size > 1), key=_by_step)
+            axes = sorted(
+                (a for a in piece.axes if a.dim == dim and a.size > 1), key=lambda a: -a.step
+            )
             for outer, inner in pairwise(axes):
                 if outer.stride != inner.stride * inner.size:
                     return None
@@ -185,10 +183,6 @@ def stored_order_strides(layout: Layout) -> Shape | None:
     return tuple(strides)
 
 
-def _by_step(axis: Axis) -> int:
-    return -axis.step
-
-
 def with_size(values: Shape, index: int, value: int) -> Shape:
     """``values`` with another one at ``index``."""
     return (*values[:index], value, *values[index + 1 :])
@@ -203,7 +197,7 @@ def _narrow(piece: Piece, dim: int, start: int, length: int) -> Piece | None:
         return (
             replace(piece, starts=with_size(piece.starts, dim, begin - start)) if inside else None
         )
-    axis = min(axes, key=_by_step)  # the outermost one; inner ones must stay whole
+    axis = min(axes, key=lambda a: -a.step)  # the outermost one; inner ones must stay whole
     inner = sum((a.size - 1) * a.step for a in axes if a is not axis) + 1
     low = max(start, begin)
     high = min(start + length, begin + (axis.size - 1) * axis.step + inner)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import field, fields
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
 _MOST = 2**63 - 1  # torch counts in 64 bits
 _SHOWN = 40
@@ -24,32 +24,6 @@ def published(read: Callable[..., Any], default: Any = None) -> Any:
         default: what an absent or null field means.
     """
     return field(default=default, metadata={"read": read})
-
-
-class ModelConfig:
-    """Base of the models' configurations, frozen dataclasses of ``published`` fields."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @classmethod
-    def from_dict(cls: type[_Config], config: Mapping[str, Any]) -> _Config:
-        """Read a ``config.json``.
-
-        Raises:
-            ValueError: a field of the wrong kind, sizes that do not fit each other, or a choice
-                that is not supported.
-        """
-        values = {
-            f.name: f.metadata["read"](config, f.name, f.default)
-            for f in fields(cls)
-            if "read" in f.metadata
-        }
-        return cls(**values | cls._derived(config, values))
-
-    @classmethod
-    def _derived(cls, config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG003
-        """The attributes that follow from several fields; ``values`` are those read so far."""
-        return {}
 
 
 def _read(
@@ -107,3 +81,32 @@ def token_ids(
         return default
     value = _read(config, name, default, _is_token_ids, "a token id or a list of them")
     return tuple(value) if isinstance(value, (list, tuple)) else int(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Base of the models' configurations, frozen dataclasses of ``published`` fields."""
+
+    tie_word_embeddings: bool = published(flag, False)
+    bos_token_id: int | tuple[int, ...] | None = published(token_ids)
+    eos_token_id: int | tuple[int, ...] | None = published(token_ids)
+
+    @classmethod
+    def from_dict(cls: type[_Config], config: Mapping[str, Any]) -> _Config:
+        """Read a ``config.json``.
+
+        Raises:
+            ValueError: a field of the wrong kind, sizes that do not fit each other, or a choice
+                that is not supported.
+        """
+        values = {
+            f.name: f.metadata["read"](config, f.name, f.default)
+            for f in fields(cls)
+            if "read" in f.metadata
+        }
+        return cls(**values | cls._derived(config, values))
+
+    @classmethod
+    def _derived(cls, config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG003
+        """The attributes that follow from several fields; ``values`` are those read so far."""
+        return {}

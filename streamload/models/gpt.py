@@ -9,23 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from streamload.models.config_fields import (
-    ModelConfig,
-    flag,
-    number,
-    positive_int,
-    published,
-    token_ids,
-)
+from streamload.models.config_fields import ModelConfig, flag, number, positive_int, published
 from streamload.models.decoder import Decoder
 from streamload.models.layers import (
+    Attention,
     FeedForward,
-    KVCache,
     LayerNorm,
     PreNormBlock,
-    Span,
     activation_name,
-    attend,
     embedding,
 )
 
@@ -50,8 +41,6 @@ class GPTConfig(ModelConfig):
     scale_attn_by_inverse_layer_idx: bool = published(flag, False)
     reorder_and_upcast_attn: bool = published(flag, False)
     tie_word_embeddings: bool = published(flag, True)
-    bos_token_id: int | tuple[int, ...] | None = published(token_ids)
-    eos_token_id: int | tuple[int, ...] | None = published(token_ids)
 
     def __post_init__(self) -> None:
         if self.n_embd % self.n_head:
@@ -71,29 +60,21 @@ class GPTConfig(ModelConfig):
         return {**own, **vars(self), "n_inner": inner}
 
 
-class GPTAttention(nn.Module):
+class GPTAttention(Attention):
     """Self-attention with fused ``qkv`` [3d, d], rows q | k | v."""
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
-        super().__init__()
-        self.layer = layer
-        self.heads = config.n_head
-        self.head_size = config.n_embd // config.n_head
-        self.scale = self.head_size**-0.5 if config.scale_attn_weights else 1.0
+        super().__init__(layer, config.n_embd // config.n_head)
+        if not config.scale_attn_weights:
+            self.scale = 1.0
         if config.scale_attn_by_inverse_layer_idx:
             self.scale /= layer + 1
         self.qkv = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.out_proj = nn.Linear(config.n_embd, config.n_embd)
 
-    def forward(self, x: Tensor, span: Span, cache: KVCache | None) -> Tensor:
-        """[batch, n, d] to [batch, n, d]."""
-        batch, count, _ = x.shape
-        fused = self.qkv(x).view(batch, count, 3, self.heads, self.head_size)
-        q, k, v = fused.permute(2, 0, 3, 1, 4).unbind(0)
-        if cache is not None:
-            k, v = cache.extend(self.layer, k, v)
-        mixed: Tensor = self.out_proj(attend(q, k, v, span=span, scale=self.scale))
-        return mixed
+    def _heads(self, x: Tensor) -> tuple[Tensor, ...]:
+        fused: Tensor = self.qkv(x).unflatten(-1, (3, -1, self.head_size))
+        return fused.permute(2, 0, 3, 1, 4).unbind(0)
 
 
 class GPT(Decoder):

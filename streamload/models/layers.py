@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from streamload.models.config_fields import text
-from streamload.models.rotary import RotaryTables
+from streamload.models.rotary import RotaryTables, rotate
 
 _TANH_GELU = partial(F.gelu, approximate="tanh")
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -60,7 +60,6 @@ class LayerNorm(nn.Module):
         self.shift = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., width] to [..., width]."""
         return F.layer_norm(x, self.scale.shape, self.scale, self.shift, self.eps)
 
 
@@ -73,7 +72,6 @@ class RMSNorm(nn.Module):
         self.scale = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., width] to [..., width]."""
         return F.rms_norm(x, self.scale.shape, self.scale, self.eps)
 
 
@@ -87,7 +85,6 @@ class FeedForward(nn.Module):
         self.fc2 = nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., width] to [..., width]."""
         out: Tensor = self.fc2(self.act(self.fc1(x)))
         return out
 
@@ -102,7 +99,6 @@ class GatedFeedForward(nn.Module):
         self.down = nn.Linear(inner, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., width] to [..., width]."""
         out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
         return out
 
@@ -168,16 +164,16 @@ class Span:
     def __init__(self, start: int, count: int, rotary: RotaryTables | None = None) -> None:
         self.start = start
         self.count = count
-        self._rotary = rotary
+        self.angles = rotary
         self._masks: dict[tuple[int | None, torch.device], Tensor] = {}
         self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def rotary(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [count, rotary size] with the type and device of ``like``."""
-        assert self._rotary is not None
+        assert self.angles is not None
         key = (like.device, like.dtype)
         if key not in self._tables:
-            self._tables[key] = self._rotary.slice(
+            self._tables[key] = self.angles.slice(
                 self.start, self.count, device=like.device, dtype=like.dtype
             )
         return self._tables[key]
@@ -240,6 +236,36 @@ def attend(
     return mixed.transpose(1, 2).reshape(batch, count, heads * size)
 
 
+class Attention(nn.Module):
+    """Self-attention; a family makes ``qkv`` and ``out_proj`` and cuts what comes of ``qkv``."""
+
+    qkv: nn.Linear
+    out_proj: nn.Linear
+
+    def __init__(self, layer: int, head_size: int, window: int | None = None) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head_size = head_size
+        self.scale = head_size**-0.5
+        self.window = window
+
+    def _heads(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values [batch, heads, n, head size] of ``x`` [batch, n, width]."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, span: Span, cache: KVCache | None) -> Tensor:
+        """[batch, n, width] to [batch, n, width]."""
+        q, k, v = self._heads(x)
+        if span.angles is not None:
+            cos, sin = span.rotary(q)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if cache is not None:
+            k, v = cache.extend(self.layer, k, v)
+        mixed = attend(q, k, v, span=span, scale=self.scale, window=self.window)
+        out: Tensor = self.out_proj(mixed)
+        return out
+
+
 class PreNormBlock(nn.Module):
     """Attention, then the feed-forward part, each on normalised input and added to its input."""
 
@@ -251,7 +277,6 @@ class PreNormBlock(nn.Module):
         self.mlp = mlp
 
     def forward(self, x: Tensor, span: Span, cache: KVCache | None) -> Tensor:
-        """[batch, n, width] to [batch, n, width]."""
         x = x + self.attn(self.ln1(x), span, cache)
         out: Tensor = x + self.mlp(self.ln2(x))
         return out

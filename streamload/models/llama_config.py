@@ -6,15 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamload.models.config_fields import (
-    ModelConfig,
-    flag,
-    number,
-    positive_int,
-    published,
-    text,
-    token_ids,
-)
+from streamload.models.config_fields import ModelConfig, flag, number, positive_int, published, text
 from streamload.models.rotary import Rope
 
 _ARCHITECTURES = {
@@ -56,9 +48,6 @@ class LlamaConfig(ModelConfig):
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
-    tie_word_embeddings: bool = published(flag, False)
-    bos_token_id: int | tuple[int, ...] | None = published(token_ids)
-    eos_token_id: int | tuple[int, ...] | None = published(token_ids)
 
     @property
     def has_qk_norm(self) -> bool:

@@ -8,22 +8,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from streamload.models.decoder import Decoder
-from streamload.models.layers import GatedFeedForward, KVCache, PreNormBlock, RMSNorm, Span, attend
+from streamload.models.layers import Attention, GatedFeedForward, PreNormBlock, RMSNorm
 from streamload.models.llama_config import LlamaConfig, layer_types_of
-from streamload.models.rotary import RotaryTables, rotate
+from streamload.models.rotary import RotaryTables
 
 
-class LlamaAttention(nn.Module):
+class LlamaAttention(Attention):
     """Grouped-query attention with fused ``qkv``, rows q [H*h] | k [K*h] | v [K*h]."""
 
     def __init__(self, config: LlamaConfig, layer: int) -> None:
-        super().__init__()
-        self.layer = layer
+        super().__init__(layer, config.head_dim, config.windows[layer])
         self.heads = config.num_attention_heads
         self.kv_heads = config.num_key_value_heads
-        self.head_size = config.head_dim
-        self.scale = self.head_size**-0.5
-        self.window = config.windows[layer]
         rows = (self.heads + 2 * self.kv_heads) * self.head_size
         self.qkv = nn.Linear(config.hidden_size, rows, bias=config.qkv_bias)
         self.q_norm: RMSNorm | None = None
@@ -35,20 +31,12 @@ class LlamaAttention(nn.Module):
             self.heads * self.head_size, config.hidden_size, bias=config.out_bias
         )
 
-    def forward(self, x: Tensor, span: Span, cache: KVCache | None) -> Tensor:
-        """[batch, n, D] to [batch, n, D]."""
-        batch, count, _ = x.shape
-        fused = self.qkv(x).view(batch, count, -1, self.head_size).transpose(1, 2)
+    def _heads(self, x: Tensor) -> tuple[Tensor, ...]:
+        fused = self.qkv(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
         q, k, v = fused.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        cos, sin = span.rotary(q)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        if cache is not None:
-            k, v = cache.extend(self.layer, k, v)
-        mixed = attend(q, k, v, span=span, scale=self.scale, window=self.window)
-        out: Tensor = self.out_proj(mixed)
-        return out
+        return q, k, v
 
 
 class Llama(Decoder):

@@ -8,25 +8,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from streamload.models.config_fields import (
-    ModelConfig,
-    flag,
-    number,
-    positive_int,
-    published,
-    token_ids,
-)
+from streamload.models.config_fields import ModelConfig, flag, number, positive_int, published
 from streamload.models.decoder import Decoder
 from streamload.models.layers import (
+    Attention,
     FeedForward,
     KVCache,
     LayerNorm,
     PreNormBlock,
     Span,
     activation_name,
-    attend,
 )
-from streamload.models.rotary import Rope, RotaryTables, rotate
+from streamload.models.rotary import Rope, RotaryTables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +40,7 @@ class NeoXConfig(ModelConfig):
     hidden_act: str = published(activation_name, "gelu")
     use_parallel_residual: bool = published(flag, True)
     attention_bias: bool = published(flag, True)
-    tie_word_embeddings: bool = published(flag, False)
     rope: Rope = Rope(partial=0.25)  # noqa: RUF009 (frozen)
-    bos_token_id: int | tuple[int, ...] | None = published(token_ids)
-    eos_token_id: int | tuple[int, ...] | None = published(token_ids)
 
     @property
     def head_size(self) -> int:
@@ -95,30 +85,18 @@ class NeoXConfig(ModelConfig):
             )
 
 
-class NeoXAttention(nn.Module):
+class NeoXAttention(Attention):
     """Self-attention with fused ``qkv`` [3D, D], rows [head][q | k | v][head size]."""
 
     def __init__(self, config: NeoXConfig, layer: int) -> None:
-        super().__init__()
-        self.layer = layer
-        self.heads = config.num_attention_heads
-        self.head_size = config.head_size
-        self.scale = self.head_size**-0.5
+        super().__init__(layer, config.head_size)
         width, bias = config.hidden_size, config.attention_bias
         self.qkv = nn.Linear(width, 3 * width, bias=bias)
         self.out_proj = nn.Linear(width, width, bias=bias)
 
-    def forward(self, x: Tensor, span: Span, cache: KVCache | None) -> Tensor:
-        """[batch, n, D] to [batch, n, D]."""
-        batch, count, _ = x.shape
-        fused = self.qkv(x).view(batch, count, self.heads, 3, self.head_size)
-        q, k, v = fused.permute(3, 0, 2, 1, 4).unbind(0)
-        cos, sin = span.rotary(q)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        if cache is not None:
-            k, v = cache.extend(self.layer, k, v)
-        mixed: Tensor = self.out_proj(attend(q, k, v, span=span, scale=self.scale))
-        return mixed
+    def _heads(self, x: Tensor) -> tuple[Tensor, ...]:
+        fused: Tensor = self.qkv(x).unflatten(-1, (-1, 3, self.head_size))
+        return fused.permute(3, 0, 2, 1, 4).unbind(0)
 
 
 class ParallelBlock(PreNormBlock):

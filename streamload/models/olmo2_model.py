@@ -8,25 +8,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from streamload.models.config_fields import (
-    ModelConfig,
-    flag,
-    number,
-    positive_int,
-    published,
-    token_ids,
-)
+from streamload.models.config_fields import ModelConfig, flag, number, positive_int, published
 from streamload.models.decoder import Decoder
 from streamload.models.layers import (
+    Attention,
     GatedFeedForward,
     KVCache,
     PreNormBlock,
     RMSNorm,
     Span,
-    attend,
 )
 from streamload.models.llama_config import check_heads, check_silu, head_dim
-from streamload.models.rotary import Rope, RotaryTables, rotate
+from streamload.models.rotary import Rope, RotaryTables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +37,6 @@ class Olmo2Config(ModelConfig):
     rms_norm_eps: float = published(number, 1e-5)
     attention_bias: bool = published(flag, False)
     rope: Rope = Rope()  # noqa: RUF009 (frozen)
-    tie_word_embeddings: bool = published(flag, False)
-    bos_token_id: int | tuple[int, ...] | None = published(token_ids)
-    eos_token_id: int | tuple[int, ...] | None = published(token_ids)
 
     def __post_init__(self) -> None:
         check_heads(self, "olmo2")
@@ -68,17 +58,14 @@ class Olmo2Config(ModelConfig):
         return {**own, **values, **self.rope.to_dict()}
 
 
-class Olmo2Attention(nn.Module):
+class Olmo2Attention(Attention):
     """Grouped-query attention with fused ``qkv``, rows q [H*h] | k [K*h] | v [K*h].
 
     Queries and keys are normalised over all heads at once.
     """
 
     def __init__(self, config: Olmo2Config, layer: int) -> None:
-        super().__init__()
-        self.layer = layer
-        self.head_size = config.head_dim
-        self.scale = self.head_size**-0.5
+        super().__init__(layer, config.head_dim)
         self.queries = config.num_attention_heads * self.head_size
         self.shared = config.num_key_value_heads * self.head_size
         width, bias = config.hidden_size, config.attention_bias
@@ -87,19 +74,10 @@ class Olmo2Attention(nn.Module):
         self.k_norm = RMSNorm(self.shared, config.rms_norm_eps)
         self.out_proj = nn.Linear(self.queries, width, bias=bias)
 
-    def forward(self, x: Tensor, span: Span, cache: KVCache | None) -> Tensor:
-        """[batch, n, D] to [batch, n, D]."""
+    def _heads(self, x: Tensor) -> tuple[Tensor, ...]:
         q, k, v = self.qkv(x).split((self.queries, self.shared, self.shared), dim=-1)
-        q, k, v = (
-            part.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
-            for part in (self.q_norm(q), self.k_norm(k), v)
-        )
-        cos, sin = span.rotary(q)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        if cache is not None:
-            k, v = cache.extend(self.layer, k, v)
-        mixed: Tensor = self.out_proj(attend(q, k, v, span=span, scale=self.scale))
-        return mixed
+        parts = (self.q_norm(q), self.k_norm(k), v)
+        return tuple(part.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for part in parts)
 
 
 class PostNormBlock(PreNormBlock):

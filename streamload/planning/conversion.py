@@ -8,7 +8,7 @@ from typing import Any
 
 from streamload.core.options import Settings
 from streamload.core.specs import Catalog, TensorSpec
-from streamload.mapping.choose import choose_mapper
+from streamload.mapping.choose import choose_binding
 from streamload.mapping.common import layer_of
 from streamload.mapping.rules import NameMap, Rule
 from streamload.mapping.tables.registry import known_model_types, mapping_for
@@ -58,7 +58,7 @@ def plan_conversion(
         kind = f"model_type {config.get('model_type')!r}" if config else "it: no config.json"
         notice = f"no name table for {kind}; names and layout are kept as stored"
         return Conversion(plan.noticed(notice), "stored", config)
-    stored_map = choose_mapper(config, catalog, None)
+    stored_map, _ = choose_binding(config, catalog, None)
     if names == "published" and stored_map == table:
         return Conversion(_renamed(catalog, table, options, source), names, config)
     local = _local_plan(catalog, stored_map or _unchanged(table), table, options, source)

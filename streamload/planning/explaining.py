@@ -6,7 +6,9 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
+from streamload.core import wording
 from streamload.core.findings import Finding
 from streamload.core.report import ShapeMismatch
 from streamload.core.specs import TensorSpec
@@ -18,11 +20,7 @@ _COMPARED = 2000
 _SCALE = re.compile("scale|absmax|amax", re.IGNORECASE)
 
 
-def listed(values: Iterable[object], most: int = 8) -> str:
-    """A short list; what is left out is counted."""
-    items = list(values)
-    shown = ", ".join(map(str, items[:most]))
-    return f"{shown}, … ({len(items)} in all)" if len(items) > most else shown
+listed = partial(wording.listed, more=", … ({total} in all)")
 
 
 def explain(
@@ -84,15 +82,11 @@ def _why_nothing(
 
 
 def _with_hints(names: Sequence[str], others: Sequence[str]) -> str:
-    shown = []
-    for at, name in enumerate(names[:8]):
-        hint = ""
-        if at < _SUGGESTED and len(others) <= _COMPARED:
-            close = difflib.get_close_matches(name, others, n=1, cutoff=0.8)
-            hint = f" (close to {close[0]!r})" if close else ""
-        shown.append(f"{name!r}{hint}")
-    more = f", … and {len(names) - 8} more" if len(names) > 8 else ""
-    return ", ".join(shown) + more
+    shown = list(map(repr, names))
+    for at, name in enumerate(names[:_SUGGESTED] if len(others) <= _COMPARED else ()):
+        close = difflib.get_close_matches(name, others, n=1, cutoff=0.8)
+        shown[at] += f" (close to {close[0]!r})" if close else ""
+    return wording.listed(shown, more=", … and {left} more")
 
 
 def _scale_notices(unused: Iterable[str], stored: Mapping[str, TensorSpec]) -> Iterable[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 from streamload.core.specs import Shape, StridedCopy, contiguous_strides
@@ -13,7 +12,6 @@ from streamload.mapping.transforms import Transform
 _MOST_KEPT = 4096
 
 
-@dataclass(eq=False)
 class Geometry:
     """One target's layout and what follows from it; names of stored tensors are left open.
 
@@ -22,16 +20,11 @@ class Geometry:
         used: numbers of the sources it really takes from.
     """
 
-    layout: Layout
-    used: tuple[int, ...] = field(init=False)
-    contiguous: Shape = field(init=False)
-    _copies: dict[Shape, tuple[tuple[int, StridedCopy], ...]] = field(
-        init=False, default_factory=dict
-    )
-
-    def __post_init__(self) -> None:
-        self.used = tuple(sorted({piece.source for piece in self.layout.pieces}))
-        self.contiguous = contiguous_strides(self.layout.shape)
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.used = tuple(sorted({piece.source for piece in layout.pieces}))
+        self.contiguous = contiguous_strides(layout.shape)
+        self._copies: dict[Shape, tuple[tuple[int, StridedCopy], ...]] = {}
 
     def strides(self, *, stored_order: bool) -> Shape:
         """The target's strides, row-major or in the stored tensor's order of dimensions."""

@@ -15,7 +15,7 @@ from streamload.core.options import Progress, Settings
 from streamload.core.specs import numel
 from streamload.engine.lanes.cpu import CpuLane
 from streamload.engine.output_chunks import batches, execute_chunks
-from streamload.mapping.choose import choose_mapper
+from streamload.mapping.choose import choose_binding
 from streamload.mapping.configuration import config_or_guess
 from streamload.mapping.rules import NameMap
 from streamload.planning import Plan, PlannedTensor, build_plan
@@ -84,7 +84,7 @@ def _config(source: Source) -> Mapping[str, Any] | None:
 
 def _side(source: Source, config: Mapping[str, Any] | None, options: Settings) -> _Side:
     """The tensors under local names; those a table does not know keep their own."""
-    mapper = choose_mapper(config, source.catalog, None)
+    mapper, _ = choose_binding(config, source.catalog, None)
     options = replace(options, strict=False)
     plan = build_plan(source.catalog, mapper, None, options, source=source.path)
     left = set(plan.report.unexpected)

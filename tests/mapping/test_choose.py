@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from streamload.mapping.choose import choose_mapper
+from streamload.mapping.choose import choose_binding
 from streamload.sources.in_memory import MemorySource
 
 CONFIG = {
@@ -21,7 +21,7 @@ NEOX = {"model_type": "gpt_neox", "num_hidden_layers": 1}
 
 def first_rule(names, config, targets=None, prefix=None):
     catalog = MemorySource({name: torch.zeros(1) for name in names}).catalog
-    chosen = choose_mapper(config, catalog, targets, prefix=prefix)
+    chosen, _ = choose_binding(config, catalog, targets, prefix=prefix)
     return chosen and chosen.rules[0].sources[0]
 
 
