@@ -17,7 +17,8 @@ import torch
 
 import streamload
 from streamload.core.specs import Catalog, Extent, TensorSpec
-from streamload.planning import Targets, TargetSpec, build_plan
+from streamload.planning.build import build_plan
+from streamload.planning.records import Targets, TargetSpec
 from streamload.synthesis import synthesize
 from streamload.system.peaks import PeakSampler
 

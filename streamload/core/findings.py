@@ -32,14 +32,9 @@ class Finding:
         return f"{self.lead}{self.tensor!r}{text}" if self.tensor else text
 
 
-def problems(findings: Iterable[Finding]) -> tuple[str, ...]:
-    """One line for each finding that refuses."""
-    return tuple(str(finding) for finding in findings if finding.refuses)
-
-
-def notices(findings: Iterable[Finding]) -> tuple[str, ...]:
-    """One line for each finding that stops nothing."""
-    return tuple(str(finding) for finding in findings if not finding.refuses)
+def in_words(findings: Iterable[Finding], *, refusing: bool) -> tuple[str, ...]:
+    """One line for each finding that refuses, or for each that stops nothing."""
+    return tuple(str(finding) for finding in findings if finding.refuses is refusing)
 
 
 def fold(findings: Iterable[Finding]) -> list[str]:

@@ -118,7 +118,6 @@ class LoadReport:
 
     @property
     def ok(self) -> bool:
-        """True if nothing refuses the plan."""
         return not self.problems
 
     @property
@@ -137,7 +136,6 @@ class LoadReport:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``--json`` prints it."""
         found = {"ok": self.ok, **as_json(self)}
         found["source"] = printable(self.source)
         memory = found.pop("memory")
@@ -210,7 +208,6 @@ class ExportReport:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``--json`` prints it."""
         return {"ok": True, **as_json(self), "path": printable(self.path)}
 
     def to_text(self) -> str:

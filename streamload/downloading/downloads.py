@@ -49,7 +49,6 @@ class DownloadReport:
     elapsed_s: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``--json`` prints it."""
         fields = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
         paths = {"path": printable(self.path), "folder": printable(self.folder)}
         return {"ok": True, **fields, **paths}

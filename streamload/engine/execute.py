@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from streamload.core.errors import CheckpointError, StreamloadError, note_overwritten
-from streamload.core.findings import Finding, notices
+from streamload.core.findings import Finding, in_words
 from streamload.core.options import Progress
 from streamload.core.wording import printable
 from streamload.engine.casts import can_overflow
@@ -46,7 +46,7 @@ class Execution(Replacements):
     @property
     def notices(self) -> tuple[str, ...]:
         """The findings in words."""
-        return notices(self.findings)
+        return in_words(self.findings, refusing=False)
 
 
 def execute(
@@ -162,7 +162,11 @@ class _Stream:
             feed.open_next(ahead)
             queue = JobQueue(feed.jobs())
             pool = WorkerPool(self.source, self.lane, queue, feed, release=self.release)
-            pool.run(self._workers(moved), tick=tick)
+            # One is enough where there is hardly more than a chunk to read, none where nothing is.
+            options = self.plan.options
+            is_small = sum(t.nbytes for t in moved) <= options.chunk_bytes
+            workers = 1 if is_small else options.workers
+            pool.run(workers if moved else 0, tick=tick)
         finally:
             touched = [t.name for t in moved if feed.by_name[t.name].touched and not t.is_new]
             self.run.overwritten += touched
@@ -194,16 +198,13 @@ class _Stream:
         risky = [
             Group(None, [replace(t, is_new=True)])
             for t in tensors
-            if any(_can_overflow(self.plan.stored[name].dtype, t.dtype) for name in t.sources)
+            if any(
+                can_overflow(torch_dtype(self.plan.stored[name].dtype), torch_dtype(t.dtype))
+                for name in t.sources
+            )
         ]
         alone = replace(self, counter=Counter(0))
         alone.fill(risky, self.lane.allocate, lambda *_: None, ahead=1)
-
-    def _workers(self, moved: Sequence[PlannedTensor]) -> int:
-        """One is enough where there is hardly more than a chunk to read, none where nothing is."""
-        options = self.plan.options
-        small = sum(t.nbytes for t in moved) <= options.chunk_bytes
-        return (1 if small else options.workers) if moved else 0
 
     def _reduce(
         self, planned: PlannedTensor, memory: Memory, overflows: dict[str, int]
@@ -244,7 +245,3 @@ def _mapped(source: Source, planned: PlannedTensor) -> torch.Tensor:
         )
     offset = base.storage_offset() + view.offset
     return torch.as_strided(base, planned.shape, view.strides, offset)
-
-
-def _can_overflow(stored: str, target: str) -> bool:
-    return can_overflow(torch_dtype(stored), torch_dtype(target))

@@ -39,7 +39,12 @@ class Replacements:
             StreamloadError: on_layer returned what has no place.
         """
         first = {n: t.name for t in group.tensors for n in (t.name, *t.aliases)}
-        for name, value in _as_items(group.layer, returned):
+        if returned is not None and not isinstance(returned, Mapping):
+            raise StreamloadError(
+                f"on_layer({group.layer}) must return None or a dict of replacements, not "
+                f"{type(returned).__name__}"
+            )
+        for name, value in (returned or {}).items():
             if isinstance(value, nn.Module) and name not in first:
                 self.modules[name] = value
             elif isinstance(value, torch.Tensor) and name in first:
@@ -57,14 +62,3 @@ class Replacements:
         for tensor in group.tensors:
             if not all(name.startswith(swapped) for name in (tensor.name, *tensor.aliases)):
                 self.tensors[tensor.name] = loaded[tensor.name]
-
-
-def _as_items(layer: int | None, returned: object) -> list[tuple[str, object]]:
-    if returned is None:
-        return []
-    if not isinstance(returned, Mapping):
-        raise StreamloadError(
-            f"on_layer({layer}) must return None or a dict of replacements, not "
-            f"{type(returned).__name__}"
-        )
-    return list(returned.items())

@@ -9,7 +9,7 @@ from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import MemoryBudgetError
 from streamload.core.specs import numel
 from streamload.core.wording import format_bytes, printable
-from streamload.planning import Plan
+from streamload.planning.records import Plan
 from streamload.system.memory import available_memory
 
 _MARGIN_BYTES = 128 << 20

@@ -19,7 +19,7 @@ from streamload.loading.resolving import plan_load, resolve
 from streamload.loading.running import Run, run
 from streamload.mapping.binding import Mapper
 from streamload.module.commit import OnAssign, commit
-from streamload.planning import Plan
+from streamload.planning.records import Plan
 from streamload.sources.base import Source
 from streamload.sources.detect import open_layers
 from streamload.system.gc_pause import without_collections

@@ -18,7 +18,8 @@ from streamload.mapping.choose import choose_binding, under_prefix
 from streamload.module.overlap import in_place_problems
 from streamload.module.quantizing import quantized_plan, quantizing
 from streamload.module.targets import targets_of
-from streamload.planning import Plan, Targets, build_plan
+from streamload.planning.build import build_plan
+from streamload.planning.records import Plan, Targets
 from streamload.saving.cache.through import cache_settings
 from streamload.sources.base import Source
 

@@ -14,7 +14,7 @@ from streamload.engine.lanes.choice import lane_for
 from streamload.loading.budget import check_memory, is_cache_in_the_way, measured
 from streamload.loading.resolving import Job, hook_for, plan_load
 from streamload.module.targets import existing_tensors
-from streamload.planning import Plan
+from streamload.planning.records import Plan
 from streamload.saving.cache.through import look_up, store
 from streamload.system.peaks import PeakSampler
 

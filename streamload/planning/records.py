@@ -8,7 +8,7 @@ from functools import cached_property
 
 from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import PlanError
-from streamload.core.findings import Finding, fold, notices, problems
+from streamload.core.findings import Finding, fold, in_words
 from streamload.core.options import Settings
 from streamload.core.report import LoadedTensor, LoadReport, MemoryReport, ShapeMismatch
 from streamload.core.specs import Shape, StridedCopy, TensorSpec, numel
@@ -105,7 +105,6 @@ class PlannedTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the target."""
         return numel(self.shape) * BY_NAME[self.dtype].itemsize
 
     @property
@@ -159,18 +158,17 @@ class Plan:
 
     @property
     def ok(self) -> bool:
-        """True if the plan holds."""
         return not any(finding.refuses for finding in self.findings)
 
     @property
     def problems(self) -> tuple[str, ...]:
         """Everything that refuses the plan, one line each."""
-        return problems(self.findings)
+        return in_words(self.findings, refusing=True)
 
     @property
     def notices(self) -> tuple[str, ...]:
         """What a user should know though it stops nothing, one line each."""
-        return notices(self.findings)
+        return in_words(self.findings, refusing=False)
 
     @property
     def bytes_to_write(self) -> int:

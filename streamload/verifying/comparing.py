@@ -18,8 +18,9 @@ from streamload.engine.output_chunks import batches, execute_chunks
 from streamload.mapping.choose import choose_binding
 from streamload.mapping.configuration import config_or_guess
 from streamload.mapping.rules import NameMap
-from streamload.planning import Plan, PlannedTensor, build_plan
+from streamload.planning.build import build_plan
 from streamload.planning.explaining import listed
+from streamload.planning.records import Plan, PlannedTensor
 from streamload.sources.base import Source
 from streamload.verifying.verify_report import Difference, VerifyReport
 

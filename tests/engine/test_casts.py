@@ -11,7 +11,7 @@ from streamload.core.options import Settings
 from streamload.engine.casts import can_overflow, count_overflows
 from streamload.engine.execute import execute
 from streamload.engine.lanes.cpu import CpuLane
-from streamload.planning import build_plan
+from streamload.planning.build import build_plan
 from tests.support.tiny import bag, same_bits, write
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

@@ -10,7 +10,7 @@ from streamload.core.options import Settings
 from streamload.engine.execute import execute
 from streamload.engine.lanes.choice import DeviceLanes, unusable
 from streamload.engine.lanes.device import DeviceLane, PlainOps
-from streamload.planning import build_plan
+from streamload.planning.build import build_plan
 from streamload.sources.in_memory import MemorySource
 from tests.engine.fake_device import FakeOps
 from tests.engine.test_ring import RULES, expected_tensors, run, stored_tensors

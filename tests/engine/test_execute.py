@@ -15,7 +15,7 @@ from streamload import MemorySource, NameMap, Rule, Transpose
 from streamload.core.options import Settings
 from streamload.engine.execute import execute
 from streamload.engine.lanes.cpu import CpuLane
-from streamload.planning import build_plan
+from streamload.planning.build import build_plan
 from streamload.sources import files
 from tests.support.tiny import (
     bag,

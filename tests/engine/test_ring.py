@@ -13,7 +13,7 @@ from streamload.engine.lanes.ring import Ring
 from streamload.mapping.combining import Concat, Split
 from streamload.mapping.rules import NameMap, Rule
 from streamload.mapping.transforms import Transpose
-from streamload.planning import build_plan
+from streamload.planning.build import build_plan
 from streamload.sources.in_memory import MemorySource
 from tests.engine.fake_device import FakeOps, HazardError
 

@@ -244,7 +244,7 @@ def test_a_worker_that_dies(tmp_path, monkeypatch, fault, source_kind):
 
 def _from_memory():
     from streamload.engine.execute import execute
-    from streamload.planning import build_plan
+    from streamload.planning.build import build_plan
 
     source = MemorySource(TENSORS)
     plan = build_plan(source.catalog, None, None, Settings(chunk_bytes=2048))

@@ -25,7 +25,7 @@ from streamload.engine.execute import execute
 from streamload.engine.lanes.cpu import CpuLane
 from streamload.mapping.applying import apply
 from streamload.mapping.layout import Axis, Layout, LayoutError, Piece
-from streamload.planning import build_plan
+from streamload.planning.build import build_plan
 from tests.mapping.test_transforms import counted, exported, loaded
 from tests.support.tiny import same_bits
 

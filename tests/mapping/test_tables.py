@@ -11,7 +11,7 @@ from streamload.core.specs import Catalog, TensorSpec
 from streamload.mapping.tables import registry
 from streamload.mapping.tables.registry import build_model, known_model_types, mappings_for
 from streamload.module.targets import targets_of
-from streamload.planning import build_plan
+from streamload.planning.build import build_plan
 from tests.families.architectures import ARCHITECTURES
 
 MODELS = {name: c for row in ARCHITECTURES.values() for name, c in row.published.items()}

@@ -27,8 +27,9 @@ from streamload.core.specs import contiguous_strides
 from streamload.engine.execute import execute
 from streamload.engine.lanes.cpu import CpuLane
 from streamload.mapping.layout import Layout, LayoutError
-from streamload.planning import Targets, TargetSpec, build_plan
+from streamload.planning.build import build_plan
 from streamload.planning.inverse import build_export_plan
+from streamload.planning.records import Targets, TargetSpec
 from tests.support.tiny import same_bits
 
 SIZES = st.integers(1, 5)

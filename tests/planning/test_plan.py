@@ -12,7 +12,8 @@ from streamload import Concat, MemorySource, NameMap, Rule, Split, Transpose
 from streamload.core.dtypes import BY_NAME, parse_dtype
 from streamload.core.options import Settings
 from streamload.core.specs import Catalog, Extent, TensorSpec
-from streamload.planning import Targets, TargetSpec, build_plan
+from streamload.planning.build import build_plan
+from streamload.planning.records import Targets, TargetSpec
 from tests.support.counting import calls_in
 
 

@@ -96,7 +96,6 @@ class CpuWorker:
         read: Reader,
         destinations: Sequence[Destination],
     ) -> None:
-        """See LaneWorker."""
         if read.held is not None and not (chunk.staged and _casts(chunk, stored, destinations)):
             for part in chunk.parts:
                 _copy_part(read.held[chunk.start : chunk.stop], part, destinations[part.target])

@@ -64,7 +64,6 @@ class CacheEntry:
     facts: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``--json`` prints it."""
         now = time.time()
         return {
             "path": printable(self.path),

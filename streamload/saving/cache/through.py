@@ -19,8 +19,8 @@ from streamload.core.options import Settings
 from streamload.core.specs import StridedCopy, contiguous_strides, numel
 from streamload.core.wording import format_bytes, printable
 from streamload.engine.execute import Execution
-from streamload.planning import MappedView, Plan, PlannedTensor
 from streamload.planning.needed_memory import needed_memory
+from streamload.planning.records import MappedView, Plan, PlannedTensor
 from streamload.saving.atomic import StagedFile, committing, staged_file
 from streamload.saving.cache.entries import (
     ENDING,
