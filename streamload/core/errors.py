@@ -88,7 +88,11 @@ class CheckpointError(_LocatedError):
         problems: tuple[str, ...] = (),
     ) -> None:
         super().__init__(printable(message), path=path, tensor=tensor)
-        self.problems = tuple(map(printable, problems)) or (str(self),)
+        self._listed = tuple(map(printable, problems))
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return self._listed or (str(self),)
 
 
 def refuse(
@@ -107,9 +111,7 @@ def naming(path: str) -> Iterator[None]:
         yield
     except CheckpointError as error:
         if error.path is None:
-            text = f"{printable(path)}: {error}"
-            error.problems = (text,) if error.problems == error.args else error.problems
-            error.args, error.path = (text,), path
+            error.args, error.path = (f"{printable(path)}: {error}",), path
         raise
 
 

@@ -149,6 +149,8 @@ class _Stream:
         ahead: int = AHEAD,
     ) -> None:
         """Fill all targets of the groups, and hand each group to ``keep`` when it is complete."""
+        if not any(group.tensors for group in groups):
+            return
         overflows: dict[str, int] = {}
         feed = GroupFeed(self.plan, groups, memory, self.counter)
 

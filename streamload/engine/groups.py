@@ -79,7 +79,7 @@ class Counter:
             self._name = name
 
     def tell(self) -> None:
-        if self._progress is not None and self.done != self._told:
+        if self._progress is not None and self._total and self.done != self._told:
             self._told = self.done
             self._progress(self.done, self._total, self._name)
 

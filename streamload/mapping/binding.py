@@ -73,13 +73,15 @@ def bind_equal(stored: Mapping[str, TensorSpec], targets: Collection[str] | None
         fits = bare.get(plain) or bare.get(KNOWN_RENAMES.get(plain, ""), [])
         if len(fits) == 1:
             return fits[0]
-        return None if KNOWN_BUFFERS.find(name, len(stored[name].shape)) else ""
+        return None if KNOWN_BUFFERS.find(name, len(stored[name].shape)) else "\0"
 
-    return _bind_function(place_of, stored)
+    return _bind_function(place_of, stored, nowhere="\0")  # a module's own name may be ""
 
 
-def _bind_function(function: Callable[[str], str | None], stored: Collection[str]) -> Binding:
-    """``None`` ignores a name, ``""`` finds no place for it."""
+def _bind_function(
+    function: Callable[[str], str | None], stored: Collection[str], *, nowhere: str = ""
+) -> Binding:
+    """``None`` ignores a name, ``nowhere`` finds no place for it."""
     assignments: list[Assignment] = []
     ignored: list[str] = []
     unexpected: list[str] = []
@@ -91,7 +93,7 @@ def _bind_function(function: Callable[[str], str | None], stored: Collection[str
             )
         if target is None:
             ignored.append(name)
-        elif target == "":
+        elif target == nowhere:
             unexpected.append(name)
         else:
             assignments.append(Assignment((name,), (target,), layer=layer_of(target)))

@@ -58,15 +58,12 @@ def in_place_problems(module: nn.Module, plan: Plan) -> list[str]:
 
 def _memory(name: str, tensor: torch.Tensor, is_written: bool) -> _Memory:
     size, start = tensor.element_size(), tensor.data_ptr()
-    spans = zip(tensor.stride(), tensor.shape, strict=True)
-    nbytes = size * (1 + sum(stride * (n - 1) for stride, n in spans))
+    # Dimensions of size 1 take no memory, and numpy takes fewer of them than torch.
+    dims = [(n, s * size) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]
+    nbytes = size + sum(stride * (n - 1) for n, stride in dims)
     buffer: Any = (ctypes.c_char * nbytes).from_address(start)
-    array: np.ndarray = np.ndarray(
-        (*tensor.shape, size),
-        np.uint8,
-        buffer,
-        strides=(*(stride * size for stride in tensor.stride()), 1),
-    )
+    shape, strides = zip(*dims, (size, 1), strict=True)
+    array: np.ndarray = np.ndarray(shape, np.uint8, buffer, strides=strides)
     return _Memory(name, is_written, array, start, start + nbytes)
 
 
@@ -79,9 +76,9 @@ def _fault(tensor: torch.Tensor, memory: np.ndarray) -> str:
         )
     # Two elements that differ first in a dimension, by as much as they may: the dimensions before
     # it are equal for both, so they cancel out.
-    for dimension in range(tensor.dim()):
+    for dimension in range(memory.ndim - 1):
         rest = memory[(0,) * dimension]
-        if len(rest) > 1 and _share(rest[:1], rest[1:]):
+        if _share(rest[:1], rest[1:]):
             return (
                 f"has elements that share memory (shape {list(tensor.shape)}, strides "
                 f"{list(tensor.stride())}), so that it cannot be overwritten in place: make it "

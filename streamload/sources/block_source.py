@@ -81,7 +81,7 @@ def read_each(
         except CheckpointError as error:
             faults.append(error)
     if len(faults) == 1:
-        raise faults[0]
+        raise faults.pop()  # kept in here, it would keep this frame alive
     if faults:
         shown = listed(faults, 20, separator="; ", more="; and {left} more")
         raise CheckpointError(

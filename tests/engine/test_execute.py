@@ -363,3 +363,12 @@ def test_reductions_count_as_progress(tmp_path):
     run = execute(plan, source, CpuLane(chunk_bytes=64), progress=lambda *step: told.append(step))
     assert run.tensors["sum"].tolist() == [3.0] * 5
     assert told[-1][0] == told[-1][1] == run.bytes_read == 88
+
+
+def test_where_nothing_is_read_there_is_no_progress_to_tell(tmp_path):
+    path = write(tmp_path / "x.safetensors", {"w": torch.ones(3)})
+    told = []
+    streamload.load_into(
+        bag({"w": (3,)}), path, mode="map", progress=lambda *step: told.append(step)
+    )
+    assert not told

@@ -151,3 +151,18 @@ def test_a_tensor_and_its_conjugate_are_no_tie(tmp_path):
     with pytest.raises(PlanError, match="'two' is a conjugated view"):
         streamload.load_into(module, path)
     streamload.export(module, tmp_path / "out.safetensors")
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda: torch.zeros([1] * 64),
+        lambda: torch.zeros(3).as_strided((1, 3), (2**61, 1)),
+    ],
+    ids=["64 dimensions", "a stride that nothing uses"],
+)
+def test_dimensions_of_size_one_do_not_matter(tmp_path, view):
+    module = module_of({"w": view()})
+    path, made = checkpoint(tmp_path, module)
+    streamload.load_into(module, path)
+    assert same_bits(module.w, made["w"])

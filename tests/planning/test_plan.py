@@ -522,3 +522,9 @@ class TestMessages:
         made = build_plan(catalog(w=(2, 3)), None, module, Settings(strict=False))
         counts = "loaded=1 missing=1 unexpected=0 shape_mismatch=0 unfilled=1"
         assert made.report.summary() == counts
+
+
+def test_a_tensor_without_a_name_fits_its_like():
+    made = build_plan(Catalog({"": TensorSpec("", "F32", (2, 3), "f")}), None, targets(param("")))
+    assert made.ok
+    assert [t.sources for t in made.tensors] == [("",)]
