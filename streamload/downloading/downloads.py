@@ -54,7 +54,6 @@ class DownloadReport:
         return {"ok": True, **fields, **paths}
 
     def to_text(self) -> str:
-        """A few readable lines."""
         lines = [f"{printable(self.folder)}: {len(self.files)} files in {self.elapsed_s:.1f} s"]
         if self.received_bytes is not None:
             lines[0] += f", {format_bytes(self.received_bytes)} received"

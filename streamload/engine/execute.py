@@ -45,7 +45,6 @@ class Execution(Replacements):
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """The findings in words."""
         return in_words(self.findings, refusing=False)
 
 

@@ -45,7 +45,6 @@ class Targets(Mapping[str, TargetSpec]):
 
     @cached_property
     def by_name(self) -> dict[str, TargetSpec]:
-        """Every name → its tensor."""
         return {name: spec for spec in self.specs for name in spec.names}
 
     def __getitem__(self, name: str) -> TargetSpec:

@@ -93,7 +93,7 @@ def test_the_page_cache_is_given_back_when_the_limit_binds(tmp_path, group):
     first = group(PROCESS_BYTES * 2)
     taken = json.loads(run_in(first, sys.executable, "-c", LOAD, small, small).stdout)
     assert taken["right"]
-    started = first.peak_bytes()
+    started = first.number(first.peak)
     limited = group(started + model_bytes + 170 * MIB)
     result = run_in(limited, sys.executable, "-c", LOAD, path, small)
     assert result.returncode == 0, result.stderr
@@ -146,7 +146,7 @@ def test_what_does_not_fit_is_refused_before_it_starts(tmp_path, group, asked):
     assert "huge.safetensors" in text
     assert "mode='map'" in text
     assert "convert" in text
-    assert limited.used_bytes() < PROCESS_BYTES
+    assert limited.number(limited.usage) < PROCESS_BYTES
 
 
 def test_the_command_line_says_so_with_exit_code_3(tmp_path, group):

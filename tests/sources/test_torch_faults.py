@@ -391,16 +391,19 @@ BOMBS = {
 
 @pytest.mark.parametrize("case", BOMBS)
 def test_bombs_and_nonsense_are_refused_quickly(tmp_path: Path, case: str) -> None:
-    started = time.process_time()
     pickled = b"\x80\x02" + BOMBS[case]
+    paths = [archive(tmp_path / "x.pt", pickled, {"0": bytes(16)})]
+    if b"Q" not in pickled:
+        paths.append(legacy(tmp_path / "y.pt", pickled))
+    started = time.process_time()
+    errors = [refuse(path) for path in paths]
+    assert time.process_time() - started < 5.0
+    assert len(str(errors[0])) < 1000
     with work_done() as work:
-        error = refuse(archive(tmp_path / "x.pt", pickled, {"0": bytes(16)}))
-        if b"Q" not in pickled:
-            refuse(legacy(tmp_path / "y.pt", pickled))
+        for path in paths:
+            refuse(path)
     assert work.bytes_read < 16 * len(pickled) + 4096
     assert work.peak_bytes < 64 << 20
-    assert len(str(error)) < 1000
-    assert time.process_time() - started < 5.0
 
 
 def test_a_pickle_above_the_limit_is_not_read(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -101,7 +102,7 @@ def test_medians_and_fractions_are_of_all_rounds(run, tiny, planted):
 
 def test_the_table_says_what_held_back_and_what_disturbed(run, tiny, planted, monkeypatch):
     monkeypatch.setattr(modes, "usable_cpus", lambda: 2)
-    monkeypatch.setattr(page_cache, "make", lambda files, *, cold: "73% of the pages stayed")
+    monkeypatch.setattr(page_cache, "drop", lambda files: "73% of the pages stayed")
     planted(lambda order, _: Watched(2.0, other_cpus=1.5, user_s=1.0))
     out = run("bench", tiny, "--cold", "--rounds", 1).stdout
     assert "page cache NOT cold" in out
@@ -169,7 +170,12 @@ def test_a_map_row_that_mapped_nothing_is_said():
             "map": {"ok": True, "written_bytes": written},
         }
 
-    assert "nothing could be mapped" in modes._unmapped(medians(100))[0]
-    assert modes._unmapped(medians(60)) == []
-    assert modes._unmapped(medians(0)) == []
-    assert modes._unmapped(medians(None)) == []
+    def notes(written):
+        cache = {"problem": None, "worked": True}
+        found = SimpleNamespace(read_bytes=1 << 30, why_no_model=None, left_out=())
+        return [n for n in modes._notes(cache, found, [], medians(written)) if "map" in n]
+
+    assert "nothing could be mapped" in notes(100)[0]
+    assert notes(60) == []
+    assert notes(0) == []
+    assert notes(None) == []
