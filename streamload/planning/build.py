@@ -17,6 +17,7 @@ from streamload.planning.gaps import common_dtype, find_gaps, map_notices, tied_
 from streamload.planning.needed_memory import needed_memory
 from streamload.planning.placing import PlanBuilder, place
 from streamload.planning.records import Plan, Targets
+from streamload.planning.turned import square_findings
 from streamload.system.gc_pause import without_collections
 
 
@@ -116,6 +117,7 @@ def _finished(builder: PlanBuilder, binding: Binding, mapper: Mapper | None, sou
     builder.note(*(table.notices if table else ()))
     unexpected = tuple([stored[name].name for name in builder.unexpected])
     ignored = tuple([stored[name].name for name in binding.ignored])
+    builder.findings += square_findings(builder)
     builder.findings += explain(builder, missing, unexpected, unfilled, ignored)
     builder.note(*map_notices(builder))
     return Plan(

@@ -13,6 +13,7 @@ from streamload.core.findings import Finding
 from streamload.core.report import ShapeMismatch
 from streamload.core.specs import TensorSpec
 from streamload.planning.placing import PlanBuilder
+from streamload.planning.turned import mending_rules
 
 # Comparing every name with every other is quadratic: only the first few get a suggestion.
 _SUGGESTED = 5
@@ -36,6 +37,8 @@ def explain(
     """
     mismatches = builder.mismatches
     lines = [Finding(f"shape mismatch: {entry}") for entry in mismatches]
+    if rules := mending_rules(mismatches):
+        lines.append(Finding(rules))
     lines += builder.incomplete
     if missing:
         lines.append(Finding(f"missing ({len(missing)}): {_with_hints(missing, unexpected)}"))
