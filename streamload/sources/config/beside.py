@@ -35,6 +35,14 @@ def config_beside(
         raise CheckpointError(str(error), path=params_path) from error
 
 
+def adapter_beside(path: str) -> dict[str, Any] | None:
+    """``adapter_config.json`` beside the checkpoint at ``path``; {} if it cannot be read."""
+    try:
+        return _read_if_there(os.path.join(folder_of(path), "adapter_config.json"))
+    except (CheckpointError, OSError):
+        return {}
+
+
 def _read_if_there(path: str) -> dict[str, Any] | None:
     try:
         return read_object(path)

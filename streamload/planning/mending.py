@@ -1,4 +1,4 @@
-"""Weights stored transposed: those that shapes give away, and the square ones beside them.
+"""What would mend a plan: transposes that shapes give away, and a prefix that names lack.
 
 A square matrix fits turned and unturned. Where the weights it belongs to fit one way only, one
 that is taken the other way would be loaded without a sign of it.
@@ -12,11 +12,13 @@ from streamload.core.findings import Finding
 from streamload.core.report import ShapeMismatch
 from streamload.core.specs import Shape
 from streamload.core.wording import listed
+from streamload.mapping.binding import Mapper, bind, bind_equal
 from streamload.mapping.templates import name_key
 from streamload.planning.placing import PlanBuilder
 from streamload.planning.records import PlannedTensor
 
 _SHOWN = 4
+_DEEPEST = 6
 
 
 def is_turned(entry: ShapeMismatch) -> bool:
@@ -120,3 +122,31 @@ def _is_square(shape: Shape) -> bool:
 
 def _is_reversed(stored: Shape, shape: Shape) -> bool:
     return _is_matrix(shape) and stored == shape[::-1] != shape
+
+
+def explaining_prefix(builder: PlanBuilder, mapper: Mapper | None, missing: Sequence[str]) -> str:
+    """What to do where all that is missing is stored under a prefix, or nothing."""
+    if not missing or not builder.unexpected:
+        return ""
+    for prefix in _heads(builder.unexpected[0]):
+        start = f"{prefix}."
+        under = {n[len(start) :]: s for n, s in builder.stored.items() if n.startswith(start)}
+        binding = bind_equal(under, missing) if mapper is None else bind(mapper, under)
+        if {t for a in binding.assignments for t in a.targets}.issuperset(missing):
+            full = f"{builder.options.prefix.rstrip('.')}." if builder.options.prefix else ""
+            return f'everything missing is stored under prefix="{full}{prefix}": pass that'
+    for prefix in _heads(missing[0]) if builder.targets is not None else ():
+        start = f"{prefix}."
+        names = {name[len(start) :] for name in missing if name.startswith(start)}
+        if len(names) == len(missing) and names.issubset(builder.unexpected):
+            return (
+                f'only the module\'s names begin with prefix="{prefix}": load into its '
+                f"{prefix!r}, or pass mapping=lambda name: '{start}' + name"
+            )
+    return ""
+
+
+def _heads(name: str) -> Iterator[str]:
+    parts = name.split(".")
+    for at in range(1, min(len(parts), _DEEPEST)):
+        yield ".".join(parts[:at])
