@@ -82,21 +82,21 @@ def _open_folder(folder: str, given: str, layers: frozenset[int] | None) -> Sour
     partitions = find_partitions(folder)
     if partitions is not None:
         return open_neox(partitions, layers=layers)
-    if any(name.startswith("adapter_") for name in files):
-        raise CheckpointNotFoundError(_adapter_alone(folder), path=given)
+    is_adapter = any(name.startswith("adapter_") for name in files)
+    lead = _adapter_alone(folder) if is_adapter else ""
     seen = f"; it holds {', '.join(map(printable, names[:6]))}" if names else "; it is empty"
     raise CheckpointNotFoundError(
-        f"no checkpoint in this folder: looked for {_LOOKED_FOR}{seen}", path=given
+        f"{lead}no checkpoint in this folder: looked for {_LOOKED_FOR}{seen}", path=given
     )
 
 
 def _adapter_alone(folder: str) -> str:
     found = adapter_beside(folder) or {}
-    base = found.get("base_model_name_or_path")
+    kind, base = found.get("peft_type") or "LORA", found.get("base_model_name_or_path")
+    of_base = f" {str(base)!r}" if base else ""
     return (
-        f"this folder holds a PEFT adapter ({found.get('peft_type') or 'LORA'}) and not its base "
-        f"model{f', {str(base)!r}' if base else ''}: merge the two with PEFT (merge_and_unload), "
-        "and load the result"
+        f"this is a PEFT adapter ({kind}) without its base model{of_base}: "
+        "merge the two with PEFT (merge_and_unload), and load the result; "
     )
 
 

@@ -37,8 +37,11 @@ def config_beside(
 
 def adapter_beside(path: str) -> dict[str, Any] | None:
     """``adapter_config.json`` beside the checkpoint at ``path``; {} if it cannot be read."""
+    beside = os.path.join(folder_of(path), "adapter_config.json")
+    if not os.path.isfile(beside):
+        return None
     try:
-        return _read_if_there(os.path.join(folder_of(path), "adapter_config.json"))
+        return _read_if_there(beside)
     except (CheckpointError, OSError):
         return {}
 
