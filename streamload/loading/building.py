@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from streamload.core.errors import PlanError
+from streamload.core.errors import MemoryBudgetError, PlanError
 from streamload.core.options import Settings
-from streamload.core.wording import printable
+from streamload.core.wording import format_bytes, printable
 from streamload.loading.resolving import Job, resolve
 from streamload.mapping.configuration import config_to_build, refuse_too_many_layers
 from streamload.mapping.tables.chosen_layers import LayersError, select_layers
 from streamload.mapping.tables.registry import build_model
 from streamload.module.empty_weights import empty_weights
 from streamload.sources.base import Source
+from streamload.system.memory import available_memory
+
+# What torch says where its allocators give up, which is no MemoryError.
+_NO_MEMORY = re.compile(r"out of memory|allocate memory|not enough memory", re.IGNORECASE)
+_BYTES = re.compile(r"allocate (\d+) bytes")
+
+
+def _no_memory(path: str, error: Exception) -> MemoryBudgetError:
+    needed = _BYTES.search(str(error))
+    there = available_memory()
+    return MemoryBudgetError(
+        f"{printable(path)}: there is not enough memory to build the model that config.json "
+        f"describes; {format_bytes(there.bytes)} are available ({there.limit} limit)",
+        needed_bytes=int(needed[1]) if needed else 0,
+        available_bytes=there.bytes,
+        limit=there.limit,
+    )
 
 
 def find_config(source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -43,8 +61,12 @@ def build(source: Source, settings: Settings) -> tuple[nn.Module, dict[str, Any]
             model = build_model(config["model_type"], config)
     except LayersError as error:
         raise PlanError(printable(f"{source.path}: {error}")) from error
+    except MemoryError as error:
+        raise _no_memory(source.path, error) from error
     # torch's own errors, for absurd sizes, have its C++ stack on further lines.
     except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
+        if isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)):
+            raise _no_memory(source.path, error) from error
         first = str(error).partition("\n")[0]
         text = printable(f"{source.path}: config.json: {first}")
         raise PlanError(text) from error

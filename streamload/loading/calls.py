@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,12 +14,14 @@ from typing_extensions import Unpack
 from streamload.core.errors import PlanError
 from streamload.core.options import LoadOptions, settings_from
 from streamload.core.report import LoadReport
+from streamload.core.wording import printable
 from streamload.loading.budget import measured
 from streamload.loading.building import build
 from streamload.loading.resolving import plan_load, resolve
 from streamload.loading.running import Run, run
 from streamload.mapping.binding import Mapper
 from streamload.module.commit import OnAssign, commit
+from streamload.planning.explaining import scale_notices
 from streamload.planning.records import Plan
 from streamload.sources.base import Source
 from streamload.sources.detect import open_layers
@@ -121,7 +124,12 @@ def load_state_dict(
     settings = settings_from(options)
     with open_layers(path, settings.layers) as source:
         job = resolve(source, None, settings, _config(mapping, source), mapping)
-        return _by_name(run(job))
+        done = run(job)
+        known = {spec.name: spec for spec in done.plan.stored.values()}
+        # There is no report that could say it.
+        for text in dict.fromkeys((*done.plan.meaning, *scale_notices(known, known))):
+            warnings.warn(f"{printable(source.path)}: {text}", stacklevel=2)
+        return _by_name(done)
 
 
 def plan(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -15,6 +16,7 @@ from streamload.core.wording import printable
 from streamload.engine.lanes.choice import unusable
 from streamload.engine.lanes.cpu import refuse_odd_bools
 from streamload.planning.dtype_rules import DtypeError, target_dtype
+from streamload.planning.explaining import scale_notices
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
 from streamload.sources.detect import open_checkpoint
@@ -40,6 +42,9 @@ def iter_tensors(
         PlanError: a name is not in the checkpoint, a dtype has no counterpart in torch, or the
             device is not there.
         CheckpointError, ReadError: as ``load``; the tensors given out before are whole.
+
+    Warns:
+        UserWarning: a weight is FP8 (or narrower) and has a scale, which is not applied.
     """
     settings = settings_from(options)
     if not isinstance(settings.device, str):
@@ -48,6 +53,9 @@ def iter_tensors(
     try:
         seen = _chosen(source, settings, names)
         dtypes = _dtypes(source, settings, seen)
+        chosen = {stored: source.catalog[stored] for stored in seen.values()}
+        for text in scale_notices(source.catalog, chosen):
+            warnings.warn(f"{printable(source.path)}: {text}", stacklevel=2)
     except BaseException:
         source.close()
         raise

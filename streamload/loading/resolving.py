@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
-from streamload.core.errors import PlanError
+from streamload.core.errors import CheckpointError, PlanError
 from streamload.core.options import Settings
 from streamload.core.wording import printable
 from streamload.engine.lanes.choice import unusable
 from streamload.engine.on_layer import OnLayer
+from streamload.loading.meanings import with_meanings
 from streamload.mapping.binding import Binding, Mapper, bind
 from streamload.mapping.choose import choose_binding, under_prefix
+from streamload.models.decoder import Decoder
 from streamload.module.overlap import in_place_problems
 from streamload.module.quantizing import quantized_plan, quantizing
 from streamload.module.targets import targets_of
@@ -36,6 +39,7 @@ class Job:
         mapper: what names are bound by; None for equal names.
         binding: of the stored names.
         notices: what is known of the load before its plan.
+        config: as in ``config.json``.
     """
 
     source: Source
@@ -45,6 +49,7 @@ class Job:
     mapper: Mapper | None
     binding: Binding
     notices: tuple[str, ...] = ()
+    config: Mapping[str, Any] | None = None
 
 
 def resolve(
@@ -81,7 +86,10 @@ def resolve(
         mapper, binding = choose_binding(config, source.catalog, targets, prefix=settings.prefix)
     else:
         mapper, binding = mapping, bind(mapping, under_prefix(source.catalog, settings.prefix))
-    return Job(source, module, settings, targets, mapper, binding, notices)
+    if config is None:
+        with suppress(CheckpointError):  # a load by a mapping of the caller's own needs none
+            config, _ = source.config()
+    return Job(source, module, settings, targets, mapper, binding, notices, config)
 
 
 def plan_load(job: Job) -> Plan:
@@ -90,6 +98,12 @@ def plan_load(job: Job) -> Plan:
     Raises:
         MissingExtraError: ``quantize`` without torchao.
     """
+    is_causal = isinstance(job.module, Decoder)
+    adapter = job.source.adapter()
+    return with_meanings(_plan(job), job.config, adapter, job.targets, is_causal=is_causal)
+
+
+def _plan(job: Job) -> Plan:
     settings = job.settings
     plan = build_plan(
         job.source.catalog,

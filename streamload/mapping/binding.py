@@ -9,10 +9,9 @@ from typing import TypeAlias
 from streamload.core.specs import TensorSpec
 from streamload.mapping.common import KNOWN_BUFFERS, KNOWN_RENAMES, layer_of
 from streamload.mapping.rules import KNOWN_WRAPPERS, NameMap, Rule, strip_wrappers
-from streamload.mapping.transforms import Identity, Transform
+from streamload.mapping.transforms import UNSTATED, Transform
 
 Mapper: TypeAlias = "NameMap | Mapping[str, str] | Callable[[str], str | None]"
-_IDENTITY = Identity()
 _WRAPPERS = (*KNOWN_WRAPPERS, "gpt_neox")
 
 
@@ -27,7 +26,7 @@ class Assignment:
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
-    transform: Transform = _IDENTITY
+    transform: Transform = UNSTATED
     layer: int | None = None
     absent: tuple[str, ...] = ()
     by_rank: bool = False

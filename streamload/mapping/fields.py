@@ -40,3 +40,13 @@ def whole(config: Mapping[str, Any], name: str, *, least: int = 0) -> int | None
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name!r} must be a whole number of at least {least}: {short(value)}")
     return value
+
+
+def quantisation(config: Mapping[str, Any] | None) -> str:
+    """``quantization_config (gptq)``, or nothing where the configuration has none."""
+    for field in ("quantization_config", "compression_config"):
+        found = config.get(field) if config else None
+        if found:
+            method = found.get("quant_method") if isinstance(found, Mapping) else None
+            return f"{field} ({method or 'of an unnamed method'})"
+    return ""

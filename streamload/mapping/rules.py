@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from streamload.mapping.templates import Template, name_key
-from streamload.mapping.transforms import Identity, Transform
+from streamload.mapping.transforms import UNSTATED, Transform
 
 # torch.compile (_orig_mod), DataParallel and DDP (module), and the classes that hold a base model.
 # FSDP's and activation checkpointing's stand anywhere in a name, as torch.compile's.
@@ -65,7 +65,7 @@ class Rule:
         values = {
             "sources": _texts(sources),
             "targets": _texts(targets),
-            "transform": transform or Identity(),
+            "transform": transform or UNSTATED,
             "ndim": ndim,
             "optional": optional or not targets,
         }

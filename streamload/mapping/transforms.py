@@ -92,6 +92,10 @@ class Identity(Relayout):
         return ""
 
 
+# What a rule has that names no transform: its author may not have thought of one.
+UNSTATED = Identity()
+
+
 @dataclass(frozen=True, slots=True)
 class Transpose(Relayout):
     """Swap two dimensions; by default a matrix, as GPT-2's Conv1D [in, out] to [out, in]."""

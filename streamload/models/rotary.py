@@ -16,21 +16,23 @@ from torch import Tensor
 
 from streamload.models.config_fields import flag, number, positive_int
 
-_KNOWN = ("default", "linear", "llama3", "yarn")
+_KNOWN = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
 @dataclass(frozen=True)
 class Rope:
     """How positions turn into angles.
 
-    ``kind`` is one of default, linear, llama3 and yarn; ``scaling`` holds the other fields of
-    that kind in the order of the file; ``partial`` is the rotated share of a head.
+    ``kind`` is one of default, linear, dynamic, llama3 and yarn; ``scaling`` holds the other
+    fields of that kind in the order of the file; ``partial`` is the rotated share of a head.
+    ``original`` is the context from which on dynamic frequencies stretch.
     """
 
     theta: float = 10000.0
     kind: str = "default"
     scaling: tuple[tuple[str, float | bool], ...] = ()
     partial: float = 1.0
+    original: int = 0
 
     @classmethod
     def from_dict(
@@ -62,6 +64,7 @@ class Rope:
             kind=kind,
             scaling=_scaling(kind, nested, config, max_positions),
             partial=number(nested, "partial_rotary_factor", partial),
+            original=max_positions if kind == "dynamic" else 0,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,11 +78,17 @@ class Rope:
         """How many leading features of a head are rotated."""
         return int(head_size * self.partial)
 
-    def frequencies(self, size: int) -> tuple[Tensor, float]:
-        """Angles per position, float32 [size / 2] on the CPU, and the factor of cos and sin."""
+    def frequencies(self, size: int, length: int = 0) -> tuple[Tensor, float]:
+        """Angles per position, float32 [size / 2] on the CPU, and the factor of cos and sin.
+
+        Dynamic ones are those of a sequence of ``length`` positions.
+        """
         exponents = torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size
-        powers = self.theta**exponents
-        fields = dict(self.scaling)
+        fields, theta = dict(self.scaling), self.theta
+        if self.kind == "dynamic" and length > self.original:
+            stretch = fields["factor"] * length / self.original - (fields["factor"] - 1)
+            theta *= stretch ** (size / (size - 2))
+        powers = theta**exponents
         if self.kind == "linear":
             return 1.0 / powers / fields["factor"], 1.0
         if self.kind == "llama3":
@@ -94,7 +103,7 @@ def _scaling(
 ) -> tuple[tuple[str, float | bool], ...]:
     if kind == "default":
         return ()
-    if kind == "linear":
+    if kind in ("linear", "dynamic"):
         return (("factor", number(nested, "factor")),)
     # Where both are written, the one at the top is the pretraining length (transformers' rule).
     inside = positive_int(nested, "original_max_position_embeddings", max_positions)
@@ -168,22 +177,36 @@ class RotaryTables:
         self.rope = rope
         self.size = size
         self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._longest = rope.original
 
     def slice(
         self, start: int, count: int, *, device: torch.device, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         """Cosines and sines [count, size] of the positions from ``start``."""
         end = start + count
+        self._follow(end)
         tables = self._tables.get(device)
         if tables is None or tables[0].shape[0] < end:
             tables = self._tables[device] = self._make(end, device)
         cos, sin = tables
         return cos[start:end].to(dtype), sin[start:end].to(dtype)
 
+    def _follow(self, end: int) -> None:
+        """Dynamic frequencies are the longest sequence's, until one is short again.
+
+        Keys that are cached stay as they were turned: all of this as in transformers.
+        """
+        if self.rope.kind != "dynamic" or self.rope.original <= end <= self._longest:
+            return
+        longest = max(end, self.rope.original)
+        if longest != self._longest:
+            self._longest = longest
+            self._tables.clear()
+
     def _make(self, end: int, device: torch.device) -> tuple[Tensor, Tensor]:
         # Tables made inside inference mode could not be used in training afterwards.
         with torch.inference_mode(False), torch.no_grad():
-            frequencies, factor = self.rope.frequencies(self.size)
+            frequencies, factor = self.rope.frequencies(self.size, self._longest)
             # To the next power of two, so that steps of a generation rarely make new tables.
             length = 1 << max(end - 1, 63).bit_length()
             positions = torch.arange(length, dtype=torch.float32, device="cpu")

@@ -14,6 +14,7 @@ from streamload.mapping.rules import NameMap
 from streamload.planning.devices import device_problems
 from streamload.planning.explaining import explain, listed
 from streamload.planning.gaps import common_dtype, find_gaps, map_notices, tied_groups
+from streamload.planning.mending import explaining_prefix, square_findings
 from streamload.planning.needed_memory import needed_memory
 from streamload.planning.placing import PlanBuilder, place
 from streamload.planning.records import Plan, Targets
@@ -116,7 +117,9 @@ def _finished(builder: PlanBuilder, binding: Binding, mapper: Mapper | None, sou
     builder.note(*(table.notices if table else ()))
     unexpected = tuple([stored[name].name for name in builder.unexpected])
     ignored = tuple([stored[name].name for name in binding.ignored])
-    builder.findings += explain(builder, missing, unexpected, unfilled, ignored)
+    builder.findings += square_findings(builder)
+    hint = explaining_prefix(builder, mapper, missing)
+    builder.findings += explain(builder, missing, unexpected, unfilled, ignored, hint)
     builder.note(*map_notices(builder))
     return Plan(
         tensors,

@@ -10,6 +10,7 @@ from streamload.core.options import Settings
 from streamload.core.specs import Catalog, TensorSpec
 from streamload.mapping.choose import choose_binding
 from streamload.mapping.common import layer_of
+from streamload.mapping.fields import quantisation
 from streamload.mapping.rules import NameMap, Rule
 from streamload.mapping.tables.registry import known_model_types, mapping_for
 from streamload.mapping.transforms import Identity
@@ -52,6 +53,15 @@ def plan_conversion(
         options: ``dtype`` and the sizes of blocks are used.
         source: the checkpoint's path, for messages.
     """
+    quantised = quantisation(config)
+    if quantised:
+        said = f"the weights are quantised: config.json has {quantised}"
+        plan = build_plan(catalog, None, None, options, source=source)
+        if options.dtype is not None or names == "local":
+            reason = "casts and local names are for plain numbers; leave both out for a copy"
+            return Conversion(plan.refused(f"{said}; {reason}"), "stored", config)
+        kept = "names, layout and values are kept as stored"
+        return Conversion(plan.noticed(f"{said}; {kept}"), "stored", config)
     table = _published_table(config, catalog)
     if table is None:
         plan = build_plan(catalog, None, None, options, source=source)

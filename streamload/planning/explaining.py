@@ -12,6 +12,7 @@ from streamload.core import wording
 from streamload.core.findings import Finding
 from streamload.core.report import ShapeMismatch
 from streamload.core.specs import TensorSpec
+from streamload.planning.mending import mending_rules
 from streamload.planning.placing import PlanBuilder
 
 # Comparing every name with every other is quadratic: only the first few get a suggestion.
@@ -29,13 +30,17 @@ def explain(
     unexpected: Sequence[str],
     unfilled: Sequence[str],
     ignored: Sequence[str],
+    prefix: str = "",
 ) -> list[Finding]:
     """What the plan lacks, in lines that refuse it; if it is not strict, they are notices.
 
     Loading nothing at all is a problem in both.
     """
     mismatches = builder.mismatches
-    lines = [Finding(f"shape mismatch: {entry}") for entry in mismatches]
+    lines = [Finding(prefix, refuses=not builder.placed)] if prefix else []
+    lines += [Finding(f"shape mismatch: {entry}") for entry in mismatches]
+    if rules := mending_rules(mismatches):
+        lines.append(Finding(rules))
     lines += builder.incomplete
     if missing:
         lines.append(Finding(f"missing ({len(missing)}): {_with_hints(missing, unexpected)}"))
@@ -50,7 +55,7 @@ def explain(
                 "module under streamload.empty_weights(), which keeps buffers real"
             )
         )
-    found = [*map(Finding, _scale_notices((*unexpected, *ignored), builder.stored))]
+    found = [*map(Finding, scale_notices((*unexpected, *ignored), builder.stored))]
     found += [replace(line, refuses=True) for line in lines] if builder.options.strict else lines
     if not builder.placed:
         has_problems = any(f.refuses for f in (*builder.findings, *found))
@@ -89,7 +94,7 @@ def _with_hints(names: Sequence[str], others: Sequence[str]) -> str:
     return wording.listed(shown, more=", … and {left} more")
 
 
-def _scale_notices(unused: Iterable[str], stored: Mapping[str, TensorSpec]) -> Iterable[str]:
+def scale_notices(unused: Iterable[str], stored: Mapping[str, TensorSpec]) -> Iterable[str]:
     """An FP8 weight whose scale is not used must not pass as plain numbers.
 
     Makers of such files call the scale as they like, so that any name is taken for one that

@@ -13,6 +13,7 @@ from streamload.core.specs import Shape, TensorSpec, contiguous_strides, numel
 from streamload.mapping.binding import Assignment
 from streamload.mapping.combining import Mean
 from streamload.mapping.layout import Layout, LayoutError
+from streamload.mapping.transforms import UNSTATED
 from streamload.planning.devices import device_of
 from streamload.planning.dtype_rules import DtypeError, target_dtype
 from streamload.planning.geometry import Geometry, geometries
@@ -27,7 +28,10 @@ from streamload.planning.records import (
 
 @dataclass
 class PlanBuilder:
-    """What is collected while a plan is built."""
+    """What is collected while a plan is built.
+
+    ``stated`` are targets whose rule names its transform, be it the identity.
+    """
 
     stored: Mapping[str, TensorSpec]
     targets: Targets | None
@@ -40,6 +44,7 @@ class PlanBuilder:
     troubled: set[str] = field(default_factory=set)
     incomplete: list[Finding] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    stated: set[str] = field(default_factory=set)
 
     def refuse(self, *reasons: str) -> None:
         """Add what refuses the plan."""
@@ -84,6 +89,8 @@ def place(builder: PlanBuilder, assignment: Assignment) -> None:
         first = builder.placed.setdefault(planned.name, planned)
         if first is planned:
             builder.placed_by[planned.name] = target
+            if assignment.transform is not UNSTATED:
+                builder.stated.add(planned.name)
         else:
             _settle(builder, target, first, planned)
 

@@ -136,6 +136,7 @@ class Plan:
         findings: what refuses the plan and what its user should know.
         memory: what the load needs and what there is.
         quantized: names of the tensors that become int8 on their way.
+        meaning: of the findings, those on what the values mean.
     """
 
     tensors: tuple[PlannedTensor, ...]
@@ -154,6 +155,7 @@ class Plan:
     findings: tuple[Finding, ...] = ()
     memory: MemoryReport = field(default_factory=MemoryReport)
     quantized: frozenset[str] = frozenset()
+    meaning: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:

@@ -33,7 +33,8 @@ def config_text(config: Mapping[str, Any], plan: Plan) -> bytes:
     """``config.json`` for a plan's tensors; ``dtype`` is theirs, if floats all have one."""
     config = dict(config)
     floats = {entry.dtype for entry in plan.ledger if "float" in entry.dtype}
-    if len(floats) == 1:
+    # What a quantised model computes in does not show in what is stored.
+    if len(floats) == 1 and "quantization_config" not in config:
         config.pop("torch_dtype", None)
         config["dtype"] = floats.pop()
     text = json.dumps(config, indent=2, ensure_ascii=False, default=str)

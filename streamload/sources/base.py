@@ -48,6 +48,10 @@ class Source(ABC):
         """
         return None, ()
 
+    def adapter(self) -> dict[str, Any] | None:
+        """What lies beside the checkpoint as ``adapter_config.json``, if anything does."""
+        return None
+
     def prefetch(self, extent: Extent) -> None:  # noqa: B027  # only a hint
         """Hint that the extent is read soon."""
 

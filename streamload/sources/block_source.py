@@ -10,7 +10,7 @@ from streamload.core.errors import CheckpointError, refuse
 from streamload.core.specs import Extent, TensorSpec
 from streamload.core.wording import listed
 from streamload.sources.base import Source
-from streamload.sources.config.beside import config_beside
+from streamload.sources.config.beside import adapter_beside, config_beside
 from streamload.sources.files import OpenFile
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ class BlockSource(Source):
 
     def config(self) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
         return config_beside(self.path, self.catalog)
+
+    def adapter(self) -> dict[str, Any] | None:
+        return adapter_beside(self.path)
 
     def prefetch(self, extent: Extent) -> None:
         self._files[extent.file].advise(extent.offset, extent.nbytes, needed=True)

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError, naming
 from streamload.core.wording import printable
 from streamload.sources.base import Source
+from streamload.sources.config.beside import adapter_beside
 from streamload.sources.files import OpenFile
 from streamload.sources.folders import TORCH_ENDINGS, choose_files, names_in
 from streamload.sources.hub import find_in_hub_cache, is_hub_name
@@ -81,9 +82,21 @@ def _open_folder(folder: str, given: str, layers: frozenset[int] | None) -> Sour
     partitions = find_partitions(folder)
     if partitions is not None:
         return open_neox(partitions, layers=layers)
+    is_adapter = any(name.startswith("adapter_") for name in files)
+    lead = _adapter_alone(folder) if is_adapter else ""
     seen = f"; it holds {', '.join(map(printable, names[:6]))}" if names else "; it is empty"
     raise CheckpointNotFoundError(
-        f"no checkpoint in this folder: looked for {_LOOKED_FOR}{seen}", path=given
+        f"{lead}no checkpoint in this folder: looked for {_LOOKED_FOR}{seen}", path=given
+    )
+
+
+def _adapter_alone(folder: str) -> str:
+    found = adapter_beside(folder) or {}
+    kind, base = found.get("peft_type") or "LORA", found.get("base_model_name_or_path")
+    of_base = f" {str(base)!r}" if base else ""
+    return (
+        f"this is a PEFT adapter ({kind}) without its base model{of_base}: "
+        "merge the two with PEFT (merge_and_unload), and load the result; "
     )
 
 

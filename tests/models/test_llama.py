@@ -34,6 +34,7 @@ MODELS = {
     "biases": PeerLlama(**TINY, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
     "llama3": PeerLlama(**TINY, rope_parameters=LLAMA3 | {"rope_theta": 500.0}),
     "linear": PeerLlama(**TINY, rope_scaling={"rope_type": "linear", "factor": 3.0}),
+    "dynamic": PeerLlama(**TINY, rope_scaling={"rope_type": "dynamic", "factor": 3.0}),
     "yarn": PeerLlama(**TINY, rope_parameters=YARN | {"rope_theta": 100.0}),
     "yarn-mscale": PeerLlama(
         **TINY,
@@ -120,7 +121,7 @@ def test_defaults_of_absent_and_null_fields():
     ("changes", "message"),
     [
         ({"hidden_act": "gelu"}, "'gelu'"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "'longrope'"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope'"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "'low_freq_factor'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "'factor'"),
@@ -172,3 +173,18 @@ def test_training_works_after_generation_made_the_tables():
         model(torch.arange(5)[None])
     model(torch.arange(5)[None]).logsumexp(-1).sum().backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_dynamic_frequencies_follow_the_length_as_in_transformers():
+    scaling = {"rope_type": "dynamic", "factor": 2.0}
+    peer, ours = build_pair(
+        PeerLlama(**TINY | {"max_position_embeddings": 16}, rope_scaling=scaling)
+    )
+    size = ours.tok_embed.num_embeddings
+    ids = torch.randint(0, size, (1, 80), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        # Short, at the edge, beyond; shorter again but beyond; short again: as it was at first.
+        for length in (5, 16, 17, 64, 40, 16, 80, 15, 16, 20):
+            torch.testing.assert_close(
+                ours(ids[:, :length]), peer(ids[:, :length]).logits, atol=1e-4, rtol=0
+            )

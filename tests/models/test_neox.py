@@ -74,7 +74,7 @@ def test_defaults_are_the_published_20b():
         ({"num_attention_heads": 3}, "num_attention_heads 3"),
         ({"rotary_pct": 0.05}, "rotary_pct 0.05"),
         ({"rotary_pct": 1.5}, "rotary_pct 1.5"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "'longrope'"),
         ({"use_parallel_residual": 1}, "'use_parallel_residual'"),
     ],
 )

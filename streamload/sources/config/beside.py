@@ -35,6 +35,17 @@ def config_beside(
         raise CheckpointError(str(error), path=params_path) from error
 
 
+def adapter_beside(path: str) -> dict[str, Any] | None:
+    """``adapter_config.json`` beside the checkpoint at ``path``; {} if it cannot be read."""
+    beside = os.path.join(folder_of(path), "adapter_config.json")
+    if not os.path.isfile(beside):
+        return None
+    try:
+        return _read_if_there(beside)
+    except (CheckpointError, OSError):
+        return {}
+
+
 def _read_if_there(path: str) -> dict[str, Any] | None:
     try:
         return read_object(path)
