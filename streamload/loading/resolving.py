@@ -20,7 +20,7 @@ from streamload.mapping.choose import choose_binding, under_prefix
 from streamload.models.decoder import Decoder
 from streamload.module.overlap import in_place_problems
 from streamload.module.quantizing import quantized_plan, quantizing
-from streamload.module.targets import targets_of
+from streamload.module.targets import targets_of, wrapper_problems
 from streamload.planning.build import build_plan
 from streamload.planning.records import Plan, Targets
 from streamload.saving.cache.through import cache_settings
@@ -118,6 +118,7 @@ def _plan(job: Job) -> Plan:
     devices = (device,) if isinstance(device, str) else sorted(set(device.values()))
     problems = [why for device in devices if (why := unusable(device))]
     if job.module is not None:
+        plan = plan.with_findings(*wrapper_problems(job.module, plan))
         problems += in_place_problems(job.module, plan)
     hook = "on_layer" if settings.on_layer is not None else ""
     hook = f"quantize={settings.quantize!r}" if settings.quantize is not None else hook

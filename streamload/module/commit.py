@@ -123,11 +123,11 @@ def _changes(module: nn.Module, plan: Plan, loaded: Replacements) -> list[_Chang
 
 
 def _like(old: torch.Tensor, new: torch.Tensor, is_given: bool) -> torch.Tensor:
-    """``new`` as a parameter if ``old`` is one, with its class and attributes unless it was given.
+    """``new`` with the class and attributes of ``old``; if it was given, only as a parameter.
 
     Whole numbers, which may be given, cannot require a gradient.
     """
-    if not isinstance(old, nn.Parameter) or isinstance(new, nn.Parameter):
+    if isinstance(new, nn.Parameter) or (is_given and not isinstance(old, nn.Parameter)):
         return new
     if is_given:
         differentiable = new.is_floating_point() or new.is_complex()

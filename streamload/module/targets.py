@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from streamload.core.dtypes import BY_TORCH_NAME
 from streamload.core.errors import PlanError
+from streamload.core.findings import Finding
 from streamload.planning.records import Plan, Targets, TargetSpec
 
 
@@ -85,7 +86,7 @@ def real_tensors(module: nn.Module) -> Iterator[tuple[list[str], torch.Tensor, b
     Ties are one, as in ``targets_of``; all but non-persistent buffers belong in a checkpoint.
     """
     for tie in _ties(module):
-        if not (tie.tensor.is_meta or is_lazy(tie.tensor)):
+        if not (tie.tensor.is_meta or is_lazy(tie.tensor) or is_wrapper(tie.tensor)):
             yield tie.names, tie.tensor.detach(), tie.is_persistent
 
 
@@ -109,7 +110,7 @@ def _spec(tie: _Tie) -> TargetSpec:
     if is_lazy(tensor):
         raise PlanError(f"{name!r} is a lazy parameter: run the module once before loading")
     dtype = BY_TORCH_NAME.get(str(tensor.dtype).removeprefix("torch."))
-    if tensor.layout != torch.strided or not (tensor.is_meta or _has_memory(tensor)):
+    if tensor.layout != torch.strided or not (is_wrapper(tensor) or _has_memory(tensor)):
         raise PlanError(
             f"{name!r} is a {type(tensor).__name__} of layout {tensor.layout} without plain "
             "memory, which cannot be loaded into"
@@ -129,9 +130,38 @@ def _spec(tie: _Tie) -> TargetSpec:
     )
 
 
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """True for subclasses that hold their values in other tensors (quantised, distributed ones).
+
+    All of them have a ``__torch_dispatch__`` of their own and no memory; on meta, where nothing
+    has any, the first decides. Subclasses that merely add attributes have neither.
+    """
+    dispatches = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    return dispatches and (tensor.is_meta or not _has_memory(tensor))
+
+
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """False for subclasses that merely wrap other tensors (quantised or distributed ones)."""
     try:
-        return tensor.data_ptr() != 0 or tensor.numel() == 0
+        return tensor.is_meta or tensor.data_ptr() != 0 or tensor.numel() == 0
     except RuntimeError:
         return False
+
+
+def wrapper_problems(module: nn.Module, plan: Plan) -> list[Finding]:
+    """What refuses a plan that would put plain values where wrapper tensors are: all of these."""
+    wrappers = {tie.names[0]: tie.tensor for tie in _ties(module) if is_wrapper(tie.tensor)}
+    if not wrappers:
+        return []
+    touched = {t.name for t in plan.tensors} | {entry.name for entry in plan.shape_mismatch}
+    if touched.isdisjoint(wrappers):
+        return []
+    return [
+        Finding(
+            f" holds its values in other tensors (class {type(tensor).__name__}), so that plain "
+            "ones cannot take its place: load into the plain module first, then quantise or "
+            "shard it",
+            refuses=True,
+            tensor=name,
+        )
+        for name, tensor in wrappers.items()
+    ]

@@ -11,15 +11,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from streamload.core.errors import PlanError
 from streamload.core.options import bound_of_shards, settings_from
 from streamload.core.report import ExportReport
+from streamload.core.wording import listed
 from streamload.mapping.binding import Mapper
 from streamload.mapping.common import layer_of
 from streamload.mapping.rules import NameMap, Rule
 from streamload.mapping.tables.gpt2_names import gpt2_map
 from streamload.mapping.tables.registry import known_model_types, mapping_for
 from streamload.models.decoder import Decoder
-from streamload.module.targets import targets_of
+from streamload.module.targets import is_wrapper, targets_of
 from streamload.planning.inverse import build_export_plan
 from streamload.planning.records import Targets
 from streamload.saving.checkpoint import peak_memory, write_checkpoint
@@ -65,6 +67,13 @@ def export(
         for name, tensor in group(remove_duplicate=False)
         if not tensor.is_meta
     }
+    wrappers = [name for name, tensor in tensors.items() if is_wrapper(tensor)]
+    if wrappers:
+        kinds = listed(sorted({type(tensors[name]).__name__ for name in wrappers}))
+        raise PlanError(
+            f"{listed(map(repr, wrappers))}: a tensor subclass that holds its values in other "
+            f"tensors ({kinds}) cannot be exported; export before it is quantised or sharded"
+        )
     source = MemorySource(tensors, path=f"<{type(module).__name__}>")
     plan = build_export_plan(source.catalog.tensors, name_map, targets, options, source=source.path)
     plan = only_writable(plan)
