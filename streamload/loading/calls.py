@@ -59,7 +59,7 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
     settings = settings_from(options)
     # A mapped load is made of small records and nothing else; a streamed one may take its time.
     pause = without_collections(_MANY if settings.mode == "map" else 0)
-    with pause, open_layers(path, settings.layers) as source:
+    with pause, open_layers(path, settings.layers, settings.prefix) as source:
         model, config, job = build(source, settings)
         report = run(job).commit()
     # What an export writes as config.json: the model's own configuration has not all fields.
@@ -96,7 +96,7 @@ def load_into(
         As ``load``.
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
-    with open_layers(path, settings.layers) as source:
+    with open_layers(path, settings.layers, settings.prefix) as source:
         job = resolve(source, module, settings, _config(mapping, source), mapping)
         return run(job).commit(on_assign)
 
@@ -116,7 +116,7 @@ def load_state_dict(
         **options: see LoadOptions.
     """
     settings = settings_from(options)
-    with open_layers(path, settings.layers) as source:
+    with open_layers(path, settings.layers, settings.prefix) as source:
         job = resolve(source, None, settings, _config(mapping, source), mapping)
         return _by_name(run(job))
 
@@ -135,7 +135,7 @@ def plan(
         ``.ok``, ``.problems``, ``.report`` (all lists) and ``.memory`` (needed, available).
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
-    with open_layers(path, settings.layers) as source:
+    with open_layers(path, settings.layers, settings.prefix) as source:
         job = resolve(source, module, settings, _config(mapping, source), mapping)
         return measured(plan_load(job))
 
@@ -143,7 +143,7 @@ def plan(
 def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Plan:
     """What ``load`` would do; reads headers only."""
     settings = settings_from(options)
-    with open_layers(path, settings.layers) as source:
+    with open_layers(path, settings.layers, settings.prefix) as source:
         return measured(plan_load(build(source, settings)[2]))
 
 

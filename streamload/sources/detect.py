@@ -40,13 +40,17 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Source:
     return open_layers(path, None)
 
 
-def open_layers(path: str | os.PathLike[str], layers: frozenset[int] | None) -> Source:
-    """As ``open_checkpoint``; of raw partitions only the files of these blocks are opened."""
+def open_layers(
+    path: str | os.PathLike[str], layers: frozenset[int] | None, prefix: str | None = None
+) -> Source:
+    """As ``open_checkpoint``; of raw partitions only the files of these blocks are opened, and of
+    several state dicts in a torch file the one that ``prefix`` names.
+    """
     given = os.fsdecode(path)
     if not is_hub_name(given):
-        return _open_path(given, given, layers)
+        return _open_path(given, given, layers, prefix)
     try:
-        return _open_path(find_in_hub_cache(given), given, layers)
+        return _open_path(find_in_hub_cache(given), given, layers, prefix)
     except CheckpointError as error:
         if error.path == given:
             raise
@@ -55,18 +59,20 @@ def open_layers(path: str | os.PathLike[str], layers: frozenset[int] | None) -> 
         ) from error
 
 
-def _open_path(real: str, given: str, layers: frozenset[int] | None) -> Source:
+def _open_path(real: str, given: str, layers: frozenset[int] | None, prefix: str | None) -> Source:
     try:
         if os.path.isdir(real):
-            return _open_folder(real, given, layers)
+            return _open_folder(real, given, layers, prefix)
         if real.lower().endswith(".index.json"):
-            return _open_indexed(real, given)
+            return _open_indexed(real, given, prefix)
     except ValueError as error:  # os.path refuses NUL bytes
         raise CheckpointError(str(error), path=given) from error
-    return _open_files([real], given)
+    return _open_files([real], given, prefix)
 
 
-def _open_folder(folder: str, given: str, layers: frozenset[int] | None) -> Source:
+def _open_folder(
+    folder: str, given: str, layers: frozenset[int] | None, prefix: str | None
+) -> Source:
     from streamload.sources.neox.partitions import find_partitions, open_neox
 
     names = [name for name in names_in(folder) if not name.startswith(".")]
@@ -75,9 +81,9 @@ def _open_folder(folder: str, given: str, layers: frozenset[int] | None) -> Sour
         with naming(folder):
             chosen = choose_files(files, endings)
         if chosen is not None and chosen[0].lower().endswith(".index.json"):
-            return _open_indexed(os.path.join(folder, chosen[0]), given)
+            return _open_indexed(os.path.join(folder, chosen[0]), given, prefix)
         if chosen:
-            return _open_files([os.path.join(folder, name) for name in chosen], given)
+            return _open_files([os.path.join(folder, name) for name in chosen], given, prefix)
     partitions = find_partitions(folder)
     if partitions is not None:
         return open_neox(partitions, layers=layers)
@@ -87,17 +93,17 @@ def _open_folder(folder: str, given: str, layers: frozenset[int] | None) -> Sour
     )
 
 
-def _open_indexed(index_path: str, given: str) -> Source:
+def _open_indexed(index_path: str, given: str, prefix: str | None) -> Source:
     weight_map = read_index(index_path)
     with naming(index_path), ExitStack() as opened:
         shards = shard_paths(index_path, weight_map)
-        source = opened.enter_context(_open_files(shards, given))
+        source = opened.enter_context(_open_files(shards, given, prefix))
         source.catalog = check_against_shards(index_path, weight_map, source.catalog)
         opened.pop_all()
     return source
 
 
-def _open_files(paths: Sequence[str], given: str) -> Source:
+def _open_files(paths: Sequence[str], given: str, prefix: str | None) -> Source:
     """Content decides, not the name's ending."""
     path = paths[0]
     with OpenFile(path) as file:
@@ -117,5 +123,5 @@ def _open_files(paths: Sequence[str], given: str) -> Source:
     if is_torch or (claims_torch and not looks_safe and not describe_text(start)):
         from streamload.sources.torch.torch_files import open_torch
 
-        return open_torch(paths, given=given)
+        return open_torch(paths, given=given, prefix=prefix)
     return open_safetensors(paths, given=given)
