@@ -67,6 +67,11 @@ def find_weights(root: object, prefix: str | None = None) -> tuple[dict[str, Ten
         raise CheckpointError(
             f"holds no tensors, but objects of {_list(objects)}, which are not rebuilt. {_SAVE}"
         )
+    if len(found) > 1 and all(isinstance(t, TensorRef) and t.shape == (0,) for t in found.values()):
+        raise CheckpointError(
+            "all its tensors are empty: placeholders that DeepSpeed's ZeRO-3 leaves where the "
+            "weights are cut up between ranks; put them together with zero_to_fp32.py"
+        )
     if left_out:
         notices.append(f"not part of the weights, left out: {_list(left_out)}")
     tensors = {name: value for name, value in found.items() if isinstance(value, TensorRef)}

@@ -16,7 +16,7 @@ from streamload.core.specs import Catalog, Extent
 from streamload.core.wording import listed, printable
 from streamload.sources.block_source import BlockSource, read_each, refuse_repeats
 from streamload.sources.files import OpenFile
-from streamload.sources.small_files import describe_text
+from streamload.sources.recognise import SNIFFED_BYTES, describe_start
 from streamload.sources.torch.legacy_format import is_legacy, read_legacy
 from streamload.sources.torch.pickle_reader import (
     MAX_PICKLE_BYTES,
@@ -38,7 +38,6 @@ from streamload.sources.torch.zip_archive import Archive, read_archive
 if TYPE_CHECKING:
     import torch
 
-_SNIFFED_BYTES = 512
 # caffe2/serialize/versions.h: what torch reads, and where it is noted.
 _LAST_VERSION = 10
 _VERSION_RECORDS = (b".data/version", b"version")
@@ -124,7 +123,7 @@ def read_torch_file(file: OpenFile, prefix: str | None = None) -> TorchFile:
 
 
 def _read(file: OpenFile, prefix: str | None) -> TorchFile:
-    start = file.read(0, min(_SNIFFED_BYTES, file.size_bytes))
+    start = file.read(0, min(SNIFFED_BYTES, file.size_bytes))
     legacy = is_legacy(start)
     if not legacy and not start.startswith(b"PK\3\4"):
         raise CheckpointError(_what_else(start))
@@ -198,10 +197,10 @@ def _torch_folder(archive: Archive) -> bytes:
     """The one folder of the archive that holds ``data.pkl``, with its slash."""
     names = [n for n in archive.records if n.count(b"/") == 1 and n.endswith(b"/data.pkl")]
     if len(names) != 1:
-        shown = ", ".join(map(printable, sorted(archive.records)[:3])) or "nothing"
-        raise CheckpointError(
-            f"is a zip archive, but not one that torch.save wrote (it holds {shown})"
-        )
+        held = listed(map(printable, sorted(archive.records)), 3) or "nothing"
+        npz = all(name.endswith(b".npy") for name in archive.records) and archive.records
+        kind = "numpy's zip archive (.npz)" if npz else "a zip archive"
+        raise CheckpointError(f"is {kind}, but not one that torch.save wrote (it holds {held})")
     folder = names[0].removesuffix(b"data.pkl")
     if not all(name.startswith(folder) for name in archive.records):
         raise CheckpointError("damaged zip archive: not all of its records are in one folder")
@@ -216,7 +215,7 @@ def _torch_folder(archive: Archive) -> bytes:
 def _what_else(start: bytes) -> str:
     if not start:
         return "is empty (0 bytes)"
-    if mishap := describe_text(start):
+    if mishap := describe_start(start):
         return mishap
     if start[8:9] == b"{":
         return "holds safetensors data, not what torch.save writes"
