@@ -62,7 +62,7 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
     settings = settings_from(options)
     # A mapped load is made of small records and nothing else; a streamed one may take its time.
     pause = without_collections(_MANY if settings.mode == "map" else 0)
-    with pause, open_layers(path, settings.layers) as source:
+    with pause, open_layers(path, settings.layers, settings.prefix) as source:
         model, config, job = build(source, settings)
         finished = run(job)
         commit(model, finished.plan, finished.loaded)
@@ -100,7 +100,7 @@ def load_into(
         As ``load``.
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
-    with open_layers(path, settings.layers) as source:
+    with open_layers(path, settings.layers, settings.prefix) as source:
         job = resolve(source, module, settings, _config(mapping, source), mapping)
         finished = run(job)
         commit(module, finished.plan, finished.loaded, on_assign=on_assign)
@@ -122,7 +122,7 @@ def load_state_dict(
         **options: see LoadOptions.
     """
     settings = settings_from(options)
-    with open_layers(path, settings.layers) as source:
+    with open_layers(path, settings.layers, settings.prefix) as source:
         job = resolve(source, None, settings, _config(mapping, source), mapping)
         done = run(job)
         known = {spec.name: spec for spec in done.plan.stored.values()}
@@ -146,7 +146,7 @@ def plan(
         ``.ok``, ``.problems``, ``.report`` (all lists) and ``.memory`` (needed, available).
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
-    with open_layers(path, settings.layers) as source:
+    with open_layers(path, settings.layers, settings.prefix) as source:
         job = resolve(source, module, settings, _config(mapping, source), mapping)
         return measured(plan_load(job))
 
@@ -154,7 +154,7 @@ def plan(
 def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Plan:
     """What ``load`` would do; reads headers only."""
     settings = settings_from(options)
-    with open_layers(path, settings.layers) as source:
+    with open_layers(path, settings.layers, settings.prefix) as source:
         return measured(plan_load(build(source, settings)[2]))
 
 

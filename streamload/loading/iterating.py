@@ -19,7 +19,7 @@ from streamload.planning.dtype_rules import DtypeError, target_dtype
 from streamload.planning.explaining import scale_notices
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
-from streamload.sources.detect import open_checkpoint
+from streamload.sources.detect import open_layers
 
 
 def iter_tensors(
@@ -49,7 +49,7 @@ def iter_tensors(
     settings = settings_from(options)
     if not isinstance(settings.device, str):
         raise TypeError("iter_tensors takes one device, not a dict")
-    source = open_checkpoint(path)
+    source = open_layers(path, None, settings.prefix)
     try:
         seen = _chosen(source, settings, names)
         dtypes = _dtypes(source, settings, seen)

@@ -12,14 +12,14 @@ from streamload.sources.base import Source
 from streamload.sources.config.beside import adapter_beside
 from streamload.sources.files import OpenFile
 from streamload.sources.folders import TORCH_ENDINGS, choose_files, names_in
-from streamload.sources.hub import find_in_hub_cache, is_hub_name
+from streamload.sources.hub import find_in_hub_cache, hint, is_hub_name, meant_as_hub_name
 from streamload.sources.index import check_against_shards, read_index, shard_paths
+from streamload.sources.recognise import SNIFFED_BYTES, describe_folder, describe_start
 from streamload.sources.safetensors.safetensors_files import open_safetensors
-from streamload.sources.small_files import describe_text
 
 _LOOKED_FOR = (
     "model.safetensors.index.json, one .safetensors file, pytorch_model.bin(.index.json), "
-    "one .bin/.pt/.pth file, or layer_NN-model_PP-model_states.pt files"
+    "one .bin/.pt/.pth/.ckpt file, or layer_NN-model_PP-model_states.pt files"
 )
 
 
@@ -41,14 +41,20 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Source:
     return open_layers(path, None)
 
 
-def open_layers(path: str | os.PathLike[str], layers: frozenset[int] | None) -> Source:
-    """As ``open_checkpoint``; of raw partitions only the files of these blocks are opened."""
+def open_layers(
+    path: str | os.PathLike[str], layers: frozenset[int] | None, prefix: str | None = None
+) -> Source:
+    """As ``open_checkpoint``; of raw partitions only the files of these blocks are opened, and of
+    several state dicts in a torch file the one that ``prefix`` names.
+    """
     given = os.fsdecode(path)
     if not is_hub_name(given):
-        return _open_path(given, given, layers)
+        return _open_path(given, given, layers, prefix)
     try:
-        return _open_path(find_in_hub_cache(given), given, layers)
+        return _open_path(find_in_hub_cache(given), given, layers, prefix)
     except CheckpointError as error:
+        if isinstance(error, CheckpointNotFoundError) and (more := hint(given)):
+            error.extend(more)
         if error.path == given:
             raise
         raise CheckpointError(
@@ -56,29 +62,39 @@ def open_layers(path: str | os.PathLike[str], layers: frozenset[int] | None) -> 
         ) from error
 
 
-def _open_path(real: str, given: str, layers: frozenset[int] | None) -> Source:
+def _open_path(real: str, given: str, layers: frozenset[int] | None, prefix: str | None) -> Source:
     try:
         if os.path.isdir(real):
-            return _open_folder(real, given, layers)
+            return _open_folder(real, given, layers, prefix)
         if real.lower().endswith(".index.json"):
-            return _open_indexed(real, given)
+            return _open_indexed(real, given, prefix)
+        if not os.path.lexists(real) and (name := meant_as_hub_name(real)):
+            raise CheckpointNotFoundError(
+                f"no such file or folder; the model of that name in the hub cache is {name}, and "
+                f"`streamload download {name} DIR` fetches it",
+                path=given,
+            )
     except ValueError as error:  # os.path refuses NUL bytes
         raise CheckpointError(str(error), path=given) from error
-    return _open_files([real], given)
+    return _open_files([real], given, prefix)
 
 
-def _open_folder(folder: str, given: str, layers: frozenset[int] | None) -> Source:
+def _open_folder(
+    folder: str, given: str, layers: frozenset[int] | None, prefix: str | None
+) -> Source:
     from streamload.sources.neox.partitions import find_partitions, open_neox
 
     names = [name for name in names_in(folder) if not name.startswith(".")]
     files = [name for name in names if not os.path.isdir(os.path.join(folder, name))]
-    for endings in ((".safetensors",), TORCH_ENDINGS):
+    for endings in ((".safetensors",), TORCH_ENDINGS, (".ckpt",)):
         with naming(folder):
             chosen = choose_files(files, endings)
         if chosen is not None and chosen[0].lower().endswith(".index.json"):
-            return _open_indexed(os.path.join(folder, chosen[0]), given)
+            return _open_indexed(os.path.join(folder, chosen[0]), given, prefix)
         if chosen:
-            return _open_files([os.path.join(folder, name) for name in chosen], given)
+            return _open_files([os.path.join(folder, name) for name in chosen], given, prefix)
+    if kind := describe_folder(folder, names):
+        raise CheckpointNotFoundError(f"no checkpoint that can be read: {kind}", path=given)
     partitions = find_partitions(folder)
     if partitions is not None:
         return open_neox(partitions, layers=layers)
@@ -100,21 +116,21 @@ def _adapter_alone(folder: str) -> str:
     )
 
 
-def _open_indexed(index_path: str, given: str) -> Source:
+def _open_indexed(index_path: str, given: str, prefix: str | None) -> Source:
     weight_map = read_index(index_path)
     with naming(index_path), ExitStack() as opened:
         shards = shard_paths(index_path, weight_map)
-        source = opened.enter_context(_open_files(shards, given))
+        source = opened.enter_context(_open_files(shards, given, prefix))
         source.catalog = check_against_shards(index_path, weight_map, source.catalog)
         opened.pop_all()
     return source
 
 
-def _open_files(paths: Sequence[str], given: str) -> Source:
+def _open_files(paths: Sequence[str], given: str, prefix: str | None) -> Source:
     """Content decides, not the name's ending."""
     path = paths[0]
     with OpenFile(path) as file:
-        start = file.read(0, min(64, file.size_bytes))
+        start = file.read(0, min(SNIFFED_BYTES, file.size_bytes))
     # The length before a safetensors header may begin with any byte, a pickle's 0x80 included.
     looks_safe = start[8:9] == b"{"
     # A pickle's second byte is its protocol; 8 bytes and less are a header's length, cut short.
@@ -127,8 +143,8 @@ def _open_files(paths: Sequence[str], given: str) -> Source:
             "is a pickle-based torch file under a .safetensors name; it is not opened", path=path
         )
     claims_torch = path.lower().endswith(TORCH_ENDINGS)
-    if is_torch or (claims_torch and not looks_safe and not describe_text(start)):
+    if is_torch or (claims_torch and not looks_safe and not describe_start(start)):
         from streamload.sources.torch.torch_files import open_torch
 
-        return open_torch(paths, given=given)
+        return open_torch(paths, given=given, prefix=prefix)
     return open_safetensors(paths, given=given)

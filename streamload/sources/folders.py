@@ -8,14 +8,16 @@ from collections.abc import Sequence
 
 from streamload.core.errors import CheckpointError
 from streamload.core.wording import listed, printable
+from streamload.sources.recognise import describe_parts
 
 PART_OF = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})(?P<ending>\.\w+)")
 _ANY_PART = re.compile(r".+-0*(?P<part>\d+)-of-0*(?P<count>\d+)\.\w+")
 _PARTITION = re.compile(
-    r"(layer_\d+-model_\d+-model_states|mp_rank_\d+_model_states|zero_pp_.*)\.pt"
+    r"(layer_\d+-model_\d+-model_states|mp_rank_\d+_model_states|(bf16_|fp16_)?zero_pp_.*)\.pt"
 )
 # How the names of files begin that stand beside weights and are none.
 NOT_WEIGHTS = ("adapter_", "optimizer", "training_args", "scheduler", "rng_state")
+_VARIANT = re.compile(r"\.(fp16|bf16|fp32|fp8|int8|non_ema|ema)[.-]", re.IGNORECASE)
 # Best first.
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 TORCH_ENDINGS = (".bin", ".pt", ".pth")
@@ -37,6 +39,7 @@ def choose_files(files: Sequence[str], endings: tuple[str, ...]) -> list[str] | 
     """The names of the files to open, or of one index; None if there is none of this kind."""
     kinds = [name for name in files if name.lower().endswith(endings)]
     indexes = [n for n in files if n.lower().endswith(tuple(e + ".index.json" for e in endings))]
+    indexes = [n for n in indexes if not _VARIANT.search(n)] or indexes
     preferred = [n for n in indexes if n in INDEXES]
     if len(indexes) > 1 and not preferred:
         raise CheckpointError(f"several indexes: {', '.join(indexes)}; pass the one that is meant")
@@ -49,13 +52,16 @@ def choose_files(files: Sequence[str], endings: tuple[str, ...]) -> list[str] | 
     main = [n for n in kinds if not n.startswith(("consolidated", *NOT_WEIGHTS))]
     candidates = main or [n for n in kinds if n.startswith("consolidated")]
     candidates = [n for n in candidates if not _PARTITION.fullmatch(n)]
+    # Other copies of the same weights (``NAME.fp16.safetensors``) stand back for the plain ones.
+    candidates = [n for n in candidates if not _VARIANT.search(n)] or candidates
     parts = [match for n in candidates if (match := PART_OF.fullmatch(n))]
     if parts:
         return _complete_set(parts, [n for n in candidates if not PART_OF.fullmatch(n)])
     if len(candidates) > 1:
+        way = describe_parts(candidates) or "pass the one that is meant"
         raise CheckpointError(
-            f"several checkpoint files and no index: {', '.join(map(printable, candidates[:6]))}; "
-            "pass the one that is meant"
+            f"several checkpoint files and no index: "
+            f"{', '.join(map(printable, candidates[:6]))}; {way}"
         )
     if not candidates:
         return None

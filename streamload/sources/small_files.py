@@ -55,15 +55,6 @@ def loads_strictly(text: bytes) -> Any:
     )
 
 
-def describe_text(start: bytes) -> str | None:
-    """What a file that begins with ``start`` is, if it is a well-known mishap."""
-    if start.startswith(b"version https://git-lfs"):
-        return "is a git-lfs pointer, not the checkpoint itself: fetch the file with `git lfs pull`"
-    if start.lstrip()[:14].lower().startswith((b"<!doctype", b"<html", b"<?xml")):
-        return "is a web page, not a checkpoint: the download was refused or redirected"
-    return None
-
-
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique = dict(pairs)
     if len(unique) != len(pairs):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 
 import torch
 from safetensors.torch import save
@@ -54,6 +56,7 @@ def _objects() -> list[object]:
             "epoch": 3,
             "optimizer": {"state": {0: {"step": torch.tensor(1.0)}}, "lr": 0.1},
         },
+        {"model": {"w": base[:6]}, "args": argparse.Namespace(lr=0.1), "at": PurePosixPath("x")},
         {"t": base.reshape(4, 6).t(), "row": base[6:12], "same": base, "half": base[::2].half()},
     ]
 

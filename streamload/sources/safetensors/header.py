@@ -13,7 +13,8 @@ from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import CheckpointError, naming
 from streamload.core.specs import Catalog, Extent, TensorSpec
 from streamload.sources.files import OpenFile
-from streamload.sources.small_files import describe_text, loads_strictly
+from streamload.sources.recognise import SNIFFED_BYTES, describe_start
+from streamload.sources.small_files import loads_strictly
 from streamload.system.gc_pause import without_collections
 
 # The reference implementation's limit; a legal header above it is named as such.
@@ -60,9 +61,9 @@ def _header_text(file: OpenFile) -> bytes:
     size = file.size_bytes
     if size == 0:
         raise CheckpointError("the file is empty (0 bytes)")
-    mishap = describe_text(file.read(0, min(size, 64)))
+    mishap = describe_start(file.read(0, min(size, SNIFFED_BYTES)))
     if mishap:
-        raise CheckpointError(mishap)
+        raise CheckpointError(f"not a safetensors file: it {mishap}")
     if size < 8:
         raise CheckpointError(
             f"cut short: {size} bytes, expected at least 8 for the header's length"

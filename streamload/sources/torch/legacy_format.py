@@ -7,14 +7,23 @@ a little-endian int64 and the elements, little-endian too.
 
 from __future__ import annotations
 
+import re
+
 from streamload.sources.files import OpenFile
 from streamload.sources.torch.pickle_reader import MAX_PICKLE_BYTES, Pickled, Truncated, read_pickle
 from streamload.sources.torch.pickle_records import Malformed, shown
 from streamload.sources.torch.stored_tensors import Region
 
+# The magic number as a pickle of protocol 2, and of any: 4 and 5 put a frame around it.
 LEGACY_START = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+_ANY_START = re.compile(rb"\x80[\2-\5](\x95\r\0{7})?" + re.escape(LEGACY_START[2:]))
 _FIRST_WINDOW_BYTES = 256 << 10
 _PROTOCOL_VERSION = 1001
+
+
+def is_legacy(start: bytes) -> bool:
+    """True for the first bytes of a file of this format."""
+    return _ANY_START.match(start) is not None
 
 
 def read_legacy(file: OpenFile) -> tuple[Pickled, dict[str, Region]]:
@@ -38,7 +47,7 @@ def read_legacy(file: OpenFile) -> tuple[Pickled, dict[str, Region]]:
 
 
 def _read_pickles(data: bytes) -> tuple[Pickled, Pickled]:
-    version = read_pickle(data, len(LEGACY_START))
+    version = read_pickle(data, read_pickle(data).end)
     if version.value != _PROTOCOL_VERSION:
         raise Malformed(f"protocol version {shown(version.value)}, expected {_PROTOCOL_VERSION}")
     machine = read_pickle(data, version.end)

@@ -15,10 +15,12 @@ from streamload.core.specs import Shape
 from streamload.sources.torch.pickle_records import (
     Global,
     Malformed,
+    Placeholder,
     StorageRef,
     TensorRef,
     UnusableTensor,
     is_key,
+    shown,
 )
 
 _MAX_DIMS = 64
@@ -85,7 +87,7 @@ def storage_of(pid: object, *, legacy: bool = False) -> StorageRef:
 
 
 def is_known(name: Global) -> bool:
-    """True for the globals of the table; any other is refused where the pickle names it."""
+    """True for the globals of the table; a Placeholder stands for any other."""
     key = (name.module, name.name)
     if key in _REBUILDERS or key in _TENSOR_TYPES:
         return True
@@ -102,8 +104,12 @@ def rebuild(name: object, args: object) -> object:
     Raises:
         Malformed: the name is not one that may stand there, or the arguments do not fit it.
     """
-    if not isinstance(name, Global) or not isinstance(args, tuple):
+    if not isinstance(name, Global | Placeholder) or not isinstance(args, tuple):
         raise Malformed("a call of something that is no global")
+    if isinstance(name, Placeholder):
+        if name.name.name.startswith("_rebuild") and name.name.module.split(".")[0] == "torch":
+            return UnusableTensor(f"made by {shown(name)}")
+        return Placeholder(name.name, [name, args])
     builder = _REBUILDERS.get((name.module, name.name))
     if builder is None:
         raise Malformed(f"a call of {name}")
@@ -121,6 +127,9 @@ def _sizes(value: object) -> Shape:
 
 
 def _tensor(args: Args, dtype: object, bits: object = None) -> object:
+    for part in (*args[:6], dtype):
+        if isinstance(part, Placeholder):
+            return UnusableTensor(f"made with an object of {shown(part)}")
     if not isinstance(args[0], StorageRef) or not _is_size(args[1]):
         raise Malformed("a tensor record of the wrong form")
     storage, offset = args[0], args[1]
@@ -157,6 +166,8 @@ def _tensor_v2(args: Args, *, typed: bool = False) -> object:
 
 
 def _parameter(args: Args) -> object:
+    if args and isinstance(args[0], Placeholder):
+        return UnusableTensor(f"made with an object of {shown(args[0])}")
     if len(args) not in (3, 4) or not isinstance(args[0], TensorRef | UnusableTensor):
         raise Malformed("a parameter without a tensor")
     if type(args[1]) is not bool:
@@ -166,6 +177,8 @@ def _parameter(args: Args) -> object:
 
 def _from_type(args: Args) -> object:
     # (function, type, its arguments, attributes): a tensor with attributes of its own.
+    if len(args) == 4 and isinstance(args[1], Placeholder):
+        return UnusableTensor(f"of the class {shown(args[1])}")
     if len(args) != 4 or not isinstance(args[1], Global):
         raise Malformed("a tensor record of the wrong form")
     if (args[1].module, args[1].name) not in _TENSOR_TYPES:

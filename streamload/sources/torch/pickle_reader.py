@@ -8,15 +8,19 @@ every size is bounded by the bytes that are really there.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from streamload.sources.torch.denied_globals import is_denied
 from streamload.sources.torch.pickle_globals import is_known, rebuild, storage_of
 from streamload.sources.torch.pickle_records import (
     Global,
     Malformed,
+    Placeholder,
+    RefusedGlobal,
     StorageRef,
     TensorRef,
+    UnusableTensor,
     is_key,
     shown,
 )
@@ -30,10 +34,6 @@ class Truncated(Malformed):
     """The bytes end before the pickle does."""
 
 
-class RefusedGlobal(Malformed):
-    """The pickle names a class or function that is not read."""
-
-
 @dataclass(frozen=True, slots=True)
 class Pickled:
     """What a pickle holds.
@@ -43,12 +43,14 @@ class Pickled:
         end: position after the pickle.
         storages: every storage it names, by key.
         tensors: every strided tensor it describes, wherever it is.
+        unknown: the classes and functions that placeholders stand for.
     """
 
     value: object
     end: int
     storages: Mapping[str, StorageRef]
     tensors: Sequence[TensorRef]
+    unknown: Collection[Global]
 
 
 def read_pickle(data: bytes, start: int = 0, *, legacy: bool = False) -> Pickled:
@@ -65,7 +67,9 @@ def read_pickle(data: bytes, start: int = 0, *, legacy: bool = False) -> Pickled
         raise Malformed("an opcode finds nothing on the stack or in the memo") from error
     except UnicodeDecodeError as error:
         raise Malformed("text that is not UTF-8") from error
-    return Pickled(result, machine.position, machine.storages, machine.tensors)
+    return Pickled(
+        result, machine.position, machine.storages, machine.tensors, tuple(machine.unknown)
+    )
 
 
 class _Machine:
@@ -79,6 +83,7 @@ class _Machine:
         self.memo: dict[int, object] = {}
         self.storages: dict[str, StorageRef] = {}
         self.tensors: list[TensorRef] = []
+        self.unknown: dict[Global, Placeholder] = {}
 
     def run(self) -> object:
         data, stop, count = self.data, len(self.data), 0
@@ -132,18 +137,26 @@ class _Machine:
             raise Malformed("a global without a name")
         # Protocol 2 writes the module names of Python 2.
         found = Global("builtins" if module == "__builtin__" else module, name)
-        if not is_known(found):
-            raise RefusedGlobal(f"it holds an object of {shown(found)}")
-        self.stack.append(found)
+        if is_known(found):
+            self.stack.append(found)
+        elif is_denied(found.module, found.name):
+            raise RefusedGlobal(f"it names {shown(found)}")
+        else:
+            self.stack.append(self.unknown.setdefault(found, Placeholder(found)))
 
     def extend(self, values: list[object]) -> None:
         target = self.stack[-1]
+        if isinstance(target, Placeholder):
+            target = target.parts
         if not isinstance(target, list):
             raise Malformed("items for something that is no list")
         target.extend(values)
 
     def update(self, values: list[object]) -> None:
         target = self.stack[-1]
+        if isinstance(target, Placeholder):
+            target.parts.extend(values)
+            return
         if not isinstance(target, dict) or len(values) % 2:
             raise Malformed("items for something that is no dictionary")
         for key, value in zip(values[::2], values[1::2], strict=True):
@@ -153,12 +166,21 @@ class _Machine:
 
     def build(self) -> None:
         # Attributes of an ordered dictionary (a state dict's _metadata): not needed.
-        self.stack.pop()
-        if not isinstance(self.stack[-1], dict):
+        state = self.stack.pop()
+        if isinstance(self.stack[-1], Placeholder):
+            self.stack[-1].parts.append(state)
+        elif not isinstance(self.stack[-1], dict | UnusableTensor):
             raise Malformed("attributes for something that is no dictionary")
 
     def load_storage(self) -> None:
-        ref = storage_of(self.stack.pop(), legacy=self.legacy)
+        pid = self.stack.pop()
+        if self.legacy and isinstance(pid, tuple) and pid[:1] == ("module",) and len(pid) == 4:
+            # ("module", class, file, source): a class of a whole pickled model.
+            if not isinstance(pid[1], Placeholder):
+                raise Malformed("a module without a class")
+            self.stack.append(pid[1])
+            return
+        ref = storage_of(pid, legacy=self.legacy)
         first = self.storages.setdefault(ref.key, ref)
         if (first.dtype, first.numel) != (ref.dtype, ref.numel):
             raise Malformed(f"two descriptions of the storage {ref.key!r}")
@@ -233,9 +255,29 @@ def _frame(m: _Machine) -> None:
         raise Truncated("it ends early")
 
 
-def _instance(m: _Machine) -> None:
-    m.push_global(m.line(), m.line())
-    raise Malformed("an object of the oldest pickle protocol")
+def _new_object(m: _Machine) -> None:
+    # NEWOBJ_EX: class, arguments, named arguments.
+    named, args = m.stack.pop(), m.stack.pop()
+    if not isinstance(args, tuple) or not isinstance(m.stack[-1], Placeholder):
+        raise Malformed("named arguments of something that takes none")
+    m.push((*args, named))
+    m.call()
+
+
+def _old_object(m: _Machine, *, named: bool) -> None:
+    # INST names the class in its own bytes, OBJ has it below the arguments.
+    if named:
+        m.push_global(m.line(), m.line())
+        made = m.stack.pop()
+        args = m.items()
+    else:
+        args = m.items()
+        made = args.pop(0)
+    if not isinstance(made, Placeholder):
+        raise Malformed("an object of the oldest pickle protocol")
+    m.push(made)
+    m.push(tuple(args))
+    m.call()
 
 
 _ACTIONS: dict[int, Action] = {
@@ -259,10 +301,11 @@ _ACTIONS: dict[int, Action] = {
     ord("}"): lambda m: m.stack.append({}),
     ord("e"): lambda m: m.extend(m.items()),
     ord("h"): _get(1),
-    ord("i"): _instance,
+    ord("i"): lambda m: _old_object(m, named=True),
     ord("j"): _get(4),
     ord("l"): lambda m: m.push(m.items()),
     ord("]"): lambda m: m.stack.append([]),
+    ord("o"): lambda m: _old_object(m, named=False),
     ord("q"): _put(1),
     ord("r"): _put(4),
     ord("s"): _set_item,
@@ -287,7 +330,9 @@ _ACTIONS: dict[int, Action] = {
     0x8F: lambda m: m.stack.append([]),  # EMPTY_SET: a list will do
     0x90: lambda m: m.extend(m.items()),  # ADDITEMS
     0x91: lambda m: m.push(m.items()),  # FROZENSET
+    0x92: _new_object,
     0x93: _stack_global,
     0x94: lambda m: m.memo.__setitem__(len(m.memo), m.stack[-1]),
     0x95: _frame,
+    0x96: _bytes(8),  # BYTEARRAY8
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from streamload.core.dtypes import BY_TORCH_NAME
 from streamload.core.specs import Shape
@@ -12,6 +12,10 @@ _MAX_SHOWN = 200
 
 class Malformed(Exception):  # noqa: N818  # never leaves the sources: translated with the path
     """The pickle contradicts itself or uses something that is not allowed."""
+
+
+class RefusedGlobal(Malformed):
+    """The pickle names a class or function that can run something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,38 @@ class UnusableTensor:
     kind: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Placeholder:
+    """Stands for a class or function that is not of the table, and for whatever it would make.
+
+    ``parts`` is what the pickle put into it: arguments, state, items.
+    """
+
+    name: Global
+    parts: list[object] = field(default_factory=list)
+
+
+def holds_tensor(value: object) -> bool:
+    """True if a tensor is somewhere in ``value``, placeholders and cycles included."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, TensorRef | UnusableTensor):
+            return True
+        if id(value) in seen:
+            continue
+        if isinstance(value, Placeholder):
+            value = value.parts
+        if isinstance(value, dict):
+            seen.add(id(value))
+            waiting.extend(value.values())
+        elif isinstance(value, list | tuple):
+            seen.add(id(value))
+            waiting.extend(value)
+    return False
+
+
 def is_key(value: object) -> bool:
     """True for what may be a dictionary key here: hashing it cannot run or recurse far."""
     if isinstance(value, tuple):
@@ -76,7 +112,7 @@ def is_key(value: object) -> bool:
 
 
 def _is_scalar(value: object) -> bool:
-    return value is None or isinstance(value, str | int | float | bytes | Global)
+    return value is None or isinstance(value, str | int | float | bytes | Global | Placeholder)
 
 
 def shown(value: object) -> str:
@@ -85,5 +121,7 @@ def shown(value: object) -> str:
         return "a huge number"
     if not _is_scalar(value):
         return f"a {type(value).__name__}"
+    if isinstance(value, Placeholder):
+        value = value.name
     text = str(value) if isinstance(value, Global) else repr(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -3,89 +3,156 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from streamload.core.errors import CheckpointError
 from streamload.core.wording import listed
-from streamload.sources.torch.pickle_records import TensorRef, UnusableTensor, shown
+from streamload.sources.torch.pickle_records import (
+    Placeholder,
+    TensorRef,
+    UnusableTensor,
+    holds_tensor,
+    shown,
+)
 
 # Keys that training scripts put the model's own state dict under.
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "module")
+# Keys that are such only if nothing beside them holds tensors: they are names of modules too.
+_LONE_WRAPPERS = frozenset(
+    {"params", "net", "network", "weights", "model_state", "model_weights", "net_state_dict"}
+    | {"generator", "discriminator", "student", "teacher", "netG", "G", "params_ema", "g_ema"}
+)
 # Keys whose tensors are never a model's weights, or not the weights asked for (moving averages).
 _TRAINING_STATE = re.compile(
-    r"ema(_model|_state_dict)?|model_ema|(grad_)?scaler|lr_schedulers?|scheduler(_state_dict)?"
-    r"|optim|optimizers?|optimizer_state(s|_dict)?|rng_states?"
+    r"ema(_model|_state_dict)?|(model|state_dict|params|g)_ema|(grad_|amp_)?scaler"
+    r"|(lr_)?schedulers?(_state_dict)?|optim(_\w+)?|\w*optimizers?\w*|rng_states?"
 )
 _MAX_DEPTH = 16
 _MAX_ENTRIES = 2_000_000
 _SHOWN = 8
+_SAVE = "Save plain tensors by themselves: torch.save(model.state_dict(), ...)"
 Found: TypeAlias = dict[str, TensorRef | UnusableTensor]
 
 
-def find_weights(root: object) -> tuple[dict[str, TensorRef], list[str]]:
+def find_weights(root: object, prefix: str | None = None) -> tuple[dict[str, TensorRef], list[str]]:
     """The one state dict in ``root``, nested dictionaries flattened with dots; and notices.
 
-    The tensors stand in the file's order.
-    ``optimizer``, ``ema`` and their like are never taken; what is left out is told.
+    The tensors stand in the file's order. ``optimizer``, ``ema`` and their like are not taken
+    unless ``prefix`` begins with their key, which then stays in the names; what is left out is
+    told.
 
     Raises:
         CheckpointError: no dictionary of names, two state dicts that differ, names that collide,
             or tensors of a kind that is not read (all of them are listed).
     """
+    if isinstance(root, Placeholder):
+        raise CheckpointError(
+            f"holds a whole pickled object of {shown(root)}, which is not rebuilt: that could run "
+            f"code. {_SAVE}"
+        )
     if not isinstance(root, dict):
         raise CheckpointError(f"holds {_describe(root)}, expected a dictionary of names to tensors")
-    collector = _Collector()
-    chosen = _choose(root, collector)
-    if chosen is None:
-        skipped: list[object] = [
-            key
-            for key, value in root.items()
-            if isinstance(key, str) and _TRAINING_STATE.fullmatch(key) and isinstance(value, dict)
-        ]
-        found = collector.flatten({key: root[key] for key in root if key not in skipped})
-        left_out = [*skipped, *collector.others]
-        if not found and any(collector.has_tensor(root[key]) for key in skipped):
-            raise CheckpointError(
-                f"holds tensors only under {_list(skipped)}, which is not taken for the model's "
-                f"weights; save that dictionary by itself"
-            )
-    else:
-        found = collector.flatten(root[chosen])
-        left_out = [*(key for key in root if root[key] is not root[chosen]), *collector.others]
+    found, left_out, notices = _choose(root, (prefix or "").split("."), _Collector())
     if problems := tuple(
         f"tensor {name!r} is {value.kind}"
         for name, value in found.items()
         if isinstance(value, UnusableTensor)
     ):
         raise CheckpointError(
-            f"{'; '.join(problems[:_SHOWN])}: such tensors cannot be read; "
-            f"save dense tensors instead",
+            f"{'; '.join(problems[:_SHOWN])}: such tensors cannot be read. {_SAVE}",
             problems=problems,
         )
-    notices = [f"not part of the weights, left out: {_list(left_out)}"] if left_out else []
+    if not found and (objects := [v for v in root.values() if isinstance(v, Placeholder)]):
+        raise CheckpointError(
+            f"holds no tensors, but objects of {_list(objects)}, which are not rebuilt. {_SAVE}"
+        )
+    if len(found) > 1 and all(isinstance(t, TensorRef) and t.shape == (0,) for t in found.values()):
+        raise CheckpointError(
+            "all its tensors are empty: placeholders that DeepSpeed's ZeRO-3 leaves where the "
+            "weights are cut up between ranks; put them together with zero_to_fp32.py"
+        )
+    if left_out:
+        notices.append(f"not part of the weights, left out: {_list(left_out)}")
     tensors = {name: value for name, value in found.items() if isinstance(value, TensorRef)}
     return tensors, notices
 
 
-def _choose(root: dict[object, object], collector: _Collector) -> str | None:
+def _choose(
+    root: dict[object, object], prefix: list[str], collector: _Collector
+) -> tuple[Found, list[object], list[str]]:
+    """The tensors that are meant, what of ``root`` is left out, and notices."""
+    skipped: list[object] = [
+        key
+        for key, value in root.items()
+        if isinstance(key, str) and _TRAINING_STATE.fullmatch(key) and isinstance(value, dict)
+    ]
+    holders = [key for key in root if isinstance(root[key], dict) and key not in skipped]
+    holders = [key for key in holders if collector.has_tensor(root[key])]
+    if not holders and len(lone := [key for key in skipped if key in _LONE_WRAPPERS]) == 1:
+        # Published by itself, an average is what is meant.
+        holders = [key for key in lone if collector.has_tensor(root[key])]
+    wrappers = _wrappers(root, holders, collector)
+    asked = prefix[0]
+    if collector.has_tensor(root.get(asked, {})) and (asked in skipped or len(wrappers) > 1):
+        found = collector.flatten({asked: root[asked]})
+        return found, [key for key in root if root[key] is not root[asked]], []
+    if len(wrappers) > 1:
+        first, other = wrappers[:2]
+        raise CheckpointError(
+            f"holds two state dicts that differ, under {first!r} and {other!r}; pass "
+            f"prefix={first!r} or prefix={other!r}, or save the one that is meant by itself"
+        )
+    if wrappers:
+        chosen = root[wrappers[0]]
+        found = collector.flatten(chosen)
+        left_out = [*(key for key in root if root[key] is not chosen), *collector.others]
+        ways = " or ".join(
+            f"prefix={key!r}"
+            for key in skipped
+            if key != wrappers[0] and root[key].keys() == chosen.keys()  # type: ignore[attr-defined]
+        )
+        more = [f"other weights of the same names are there: {ways} takes them"] if ways else []
+        return found, left_out, more
+    found = collector.flatten({key: root[key] for key in root if key not in skipped})
+    left_out = [*skipped, *collector.others]
+    others = [key for key in skipped if collector.has_tensor(root[key])]
+    if others and not found:
+        raise CheckpointError(
+            f"holds tensors only under {_list(others)}, which is not taken for the model's "
+            f"weights; pass prefix={shown(others[0])}, or save that dictionary by itself"
+        )
+    halves = [key for key in holders if key in _LONE_WRAPPERS]
+    if len(halves) < 2:
+        return found, left_out, []
+    ways = " or ".join(f"prefix={key!r}" for key in halves)
+    return found, left_out, [f"holds {len(halves)} state dicts: {ways} takes one of them"]
+
+
+def _wrappers(
+    root: dict[object, object], holders: list[object], collector: _Collector
+) -> list[str]:
+    """The keys of ``root`` with a state dict of its own under them; of equal ones the first."""
     bare = not collector.has_tensor(root)
-    candidates = [
+    keys = [
         key
         for key in _WRAPPERS
-        if isinstance(root.get(key), dict)
-        and (collector.has_tensor(root[key]) or (bare and not root[key]))
+        if isinstance(root.get(key), dict) and (key in holders or (bare and not root[key]))
     ]
-    if not candidates:
-        return None
-    first = candidates[0]
-    flat = collector.flatten(root[first]) if len(candidates) > 1 else {}
-    for other in candidates[1:]:
-        if root[other] is not root[first] and collector.flatten(root[other]) != flat:
-            raise CheckpointError(
-                f"holds two state dicts that differ, under {first!r} and {other!r}; "
-                f"save the one that is meant by itself"
-            )
-    return first
+    if not keys and len(holders) == 1 and holders[0] in _LONE_WRAPPERS:
+        direct = any(isinstance(value, TensorRef | UnusableTensor) for value in root.values())
+        return [] if direct else [str(holders[0])]
+    if len(keys) < 2:
+        return keys
+    first = collector.flatten(root[keys[0]])
+    return [
+        keys[0],
+        *(
+            key
+            for key in keys[1:]
+            if root[key] is not root[keys[0]] and collector.flatten(root[key]) != first
+        ),
+    ]
 
 
 class _Collector:
@@ -114,6 +181,9 @@ class _Collector:
                 if prefix + key in found:
                     raise CheckpointError("two nested entries have this name", tensor=prefix + key)
                 found[prefix + key] = value
+            elif isinstance(value, Placeholder) and holds_tensor(value):
+                name = prefix + key if isinstance(key, str) else shown(key)
+                found[name] = UnusableTensor(f"inside a whole object of {shown(value)}")
             elif isinstance(value, dict) and value and isinstance(key, str):
                 self._walk(value, f"{prefix}{key}.", depth + 1, found)
             elif self.has_tensor(value, depth + 1):
@@ -142,5 +212,5 @@ def _describe(value: object) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"
 
 
-def _list(keys: list[object]) -> str:
+def _list(keys: Iterable[object]) -> str:
     return listed(map(shown, keys), _SHOWN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from streamload.core.dtypes import BY_NAME, BY_TORCH_NAME
 from streamload.core.errors import CheckpointError
 from streamload.core.specs import Extent, Shape, TensorSpec, contiguous_strides, is_dense, numel
 from streamload.sources.torch.pickle_records import StorageRef, TensorRef, shown
+from streamload.sources.torch.zip_archive import inflated
 
 if TYPE_CHECKING:
     import torch
@@ -21,12 +23,14 @@ if TYPE_CHECKING:
 class Region:
     """Where the bytes of one storage are in its file.
 
-    ``checksum`` is their CRC-32 as the writer noted it; 0 if it did not.
+    ``checksum`` is their CRC-32 as the writer noted it; 0 if it did not. ``deflated_nbytes``: the
+    bytes they take in the file, if they are compressed.
     """
 
     offset: int
     nbytes: int
     checksum: int = 0
+    deflated_nbytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class StoredTensor:
         strides: in elements, within the span.
         conj, neg: the values are the conjugate, or the negative, of the stored ones.
         swapped: the bytes of each element are in big-endian order.
+        deflated: the storage, if it is compressed; the span then counts from its first byte.
     """
 
     spec: TensorSpec
@@ -47,6 +52,7 @@ class StoredTensor:
     conj: bool = False
     neg: bool = False
     swapped: bool = False
+    deflated: Region | None = None
 
     def renamed(self, name: str) -> StoredTensor:
         """The same tensor, listed under another name."""
@@ -87,7 +93,9 @@ def place(
             f"{region.nbytes} bytes",
             tensor=name,
         )
-    span = Extent(path, region.offset + (first if count else 0), span_bytes if count else 0)
+    deflated = None if region.deflated_nbytes is None else region
+    start = 0 if deflated else region.offset
+    span = Extent(path, start + (first if count else 0), span_bytes if count else 0)
     plain = contiguous_strides(record.shape)
     dense = is_dense(record.shape, record.strides)
     row_major = count == 0 or all(
@@ -95,7 +103,7 @@ def place(
         for size, have, want in zip(record.shape, record.strides, plain, strict=True)
     )
     swapped = big_endian and dtype.itemsize > 1
-    whole = dense and not (record.conj or record.neg or swapped)
+    whole = dense and not (record.conj or record.neg or swapped or deflated)
     spec = TensorSpec(
         name=name,
         dtype=dtype.name,
@@ -105,7 +113,7 @@ def place(
         strides=record.strides if whole and not row_major else None,
     )
     strides = plain if row_major else record.strides
-    return StoredTensor(spec, span, strides, record.conj, record.neg, swapped)
+    return StoredTensor(spec, span, strides, record.conj, record.neg, swapped, deflated)
 
 
 def read_values(file: OpenFile, stored: StoredTensor) -> torch.Tensor:
@@ -113,6 +121,7 @@ def read_values(file: OpenFile, stored: StoredTensor) -> torch.Tensor:
 
     Raises:
         ReadError: reading failed.
+        CheckpointError: compressed bytes that are damaged.
     """
     import torch
 
@@ -122,8 +131,11 @@ def read_values(file: OpenFile, stored: StoredTensor) -> torch.Tensor:
     shape = stored.spec.shape
     if stored.span.nbytes == 0:
         return torch.empty(shape, dtype=kind)
-    raw = torch.empty(stored.span.nbytes, dtype=torch.uint8)
-    file.read_into(stored.span.offset, raw.numpy().data, tensor=stored.spec.name)
+    if stored.deflated is not None:
+        raw = torch.frombuffer(_unpacked(file, stored, stored.deflated), dtype=torch.uint8)
+    else:
+        raw = torch.empty(stored.span.nbytes, dtype=torch.uint8)
+        file.read_into(stored.span.offset, raw.numpy().data, tensor=stored.spec.name)
     if stored.swapped:
         # The two halves of a complex number are swapped each by itself.
         width = dtype.itemsize // (2 if dtype.kind == "complex" else 1)
@@ -138,6 +150,19 @@ def read_values(file: OpenFile, stored: StoredTensor) -> torch.Tensor:
         values = -values
     # A clone of an expanded or stepped view: the span's other elements must not stay alive.
     return values.clone(memory_format=torch.contiguous_format)
+
+
+def _unpacked(file: OpenFile, stored: StoredTensor, storage: Region) -> bytearray:
+    """The bytes of the tensor's span, out of its compressed storage."""
+    assert storage.deflated_nbytes is not None
+    packed = file.read(storage.offset, storage.deflated_nbytes)
+    data = inflated(packed, storage.nbytes)
+    if data is None or (storage.checksum and zlib.crc32(data) != storage.checksum):
+        raise CheckpointError(
+            "its compressed bytes are damaged", path=file.path, tensor=stored.spec.name
+        )
+    first = stored.span.offset
+    return bytearray(memoryview(data)[first : first + stored.span.nbytes])
 
 
 def check_storage(storage: StorageRef, region: Region | None, *, tensor: str | None = None) -> None:

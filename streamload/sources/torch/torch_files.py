@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING
 
 from streamload.core.errors import CheckpointError, naming
 from streamload.core.specs import Catalog, Extent
-from streamload.core.wording import printable
+from streamload.core.wording import listed, printable
 from streamload.sources.block_source import BlockSource, read_each, refuse_repeats
 from streamload.sources.files import OpenFile
-from streamload.sources.small_files import describe_text
-from streamload.sources.torch.legacy_format import LEGACY_START, read_legacy
+from streamload.sources.recognise import SNIFFED_BYTES, describe_start
+from streamload.sources.torch.legacy_format import is_legacy, read_legacy
 from streamload.sources.torch.pickle_reader import (
     MAX_PICKLE_BYTES,
     Pickled,
-    RefusedGlobal,
     Truncated,
     read_pickle,
 )
-from streamload.sources.torch.pickle_records import Malformed
+from streamload.sources.torch.pickle_records import Malformed, RefusedGlobal, shown
 from streamload.sources.torch.state_dicts import find_weights
 from streamload.sources.torch.stored_tensors import (
     Region,
@@ -39,7 +38,6 @@ from streamload.sources.torch.zip_archive import Archive, read_archive
 if TYPE_CHECKING:
     import torch
 
-_SNIFFED_BYTES = 512
 # caffe2/serialize/versions.h: what torch reads, and where it is noted.
 _LAST_VERSION = 10
 _VERSION_RECORDS = (b".data/version", b"version")
@@ -86,24 +84,25 @@ class TorchSource(BlockSource):
         return read_values(self._files[stored.spec.file], stored)
 
 
-def open_torch(paths: Sequence[str], *, given: str) -> TorchSource:
+def open_torch(paths: Sequence[str], *, given: str, prefix: str | None = None) -> TorchSource:
     """Open torch files as one checkpoint; only their headers are read.
 
-    ``given`` is the path the user named, for messages. The tensors stand in the order of the
+    ``given`` is the path the user named, for messages. ``prefix`` is that of the names that are
+    wanted: it may name one of several state dicts in a file. The tensors stand in the order of the
     files and of the state dicts in them.
 
     Raises:
         CheckpointError: a file cannot be used, or two files have a tensor of the same name.
     """
     with ExitStack() as opened:
-        parts = read_each(paths, read_torch_file, opened, given=given)
+        parts = read_each(paths, lambda f: read_torch_file(f, prefix), opened, given=given)
         specs = [{name: stored.spec for name, stored in p.tensors.items()} for p in parts]
         refuse_repeats(specs, given=given)
         opened.pop_all()
     return TorchSource(given, parts, {name: t for p in parts for name, t in p.tensors.items()})
 
 
-def read_torch_file(file: OpenFile) -> TorchFile:
+def read_torch_file(file: OpenFile, prefix: str | None = None) -> TorchFile:
     """The tensors of one file; reads the pickle and the directory, no values.
 
     Raises:
@@ -112,24 +111,29 @@ def read_torch_file(file: OpenFile) -> TorchFile:
     """
     with naming(file.path):
         try:
-            return _read(file)
+            return _read(file, prefix)
         except RefusedGlobal as error:
             raise CheckpointError(
-                f"{error}, a class or function that is not loaded from a file: it could run "
-                f"code. Save the tensors by themselves: torch.save(model.state_dict(), ...)"
+                f"{error}, a function or class that can run code, and is refused as a whole. Save "
+                f"the tensors by themselves: torch.save(model.state_dict(), ...)"
             ) from error
         except Malformed as error:
             fault = "was cut short" if isinstance(error, Truncated) else "damaged pickle"
             raise CheckpointError(f"{fault}: {error}") from error
 
 
-def _read(file: OpenFile) -> TorchFile:
-    start = file.read(0, min(_SNIFFED_BYTES, file.size_bytes))
-    legacy = start.startswith(LEGACY_START)
+def _read(file: OpenFile, prefix: str | None) -> TorchFile:
+    start = file.read(0, min(SNIFFED_BYTES, file.size_bytes))
+    legacy = is_legacy(start)
     if not legacy and not start.startswith(b"PK\3\4"):
         raise CheckpointError(_what_else(start))
     pickled, regions, big_endian = (*read_legacy(file), False) if legacy else _read_zip(file)
-    weights, notices = find_weights(pickled.value)
+    weights, notices = find_weights(pickled.value, prefix)
+    if pickled.unknown:
+        notices.append(
+            f"objects beside the weights are not rebuilt (nothing that a file names is imported or "
+            f"called): {listed(map(shown, pickled.unknown), 20)}"
+        )
     tensors = {
         name: place(name, record, regions, path=file.path, big_endian=big_endian)
         for name, record in weights.items()
@@ -141,12 +145,14 @@ def _read(file: OpenFile) -> TorchFile:
             place("(beside the weights)", record, regions, path=file.path)
     for key, storage in pickled.storages.items():
         check_storage(storage, regions.get(key))
+    if any(region.deflated_nbytes is not None for region in regions.values()):
+        notices.append("its records are compressed: each is read and unpacked whole, not in blocks")
     if legacy:
         notices.append("in torch's format from before zip: read in blocks, not memory-mapped")
     checksums = {
         Extent(file.path, region.offset, region.nbytes): region.checksum
         for region in regions.values()
-        if region.checksum
+        if region.checksum and region.deflated_nbytes is None
     }
     named = tuple(f"{printable(file.path)}: {notice}" for notice in notices)
     return TorchFile(file, tensors, named, checksums)
@@ -168,7 +174,12 @@ def _read_zip(file: OpenFile) -> tuple[Pickled, Mapping[str, Region], bool]:
     for key in pickled.storages:
         record = archive.records.get(folder + b"data/" + key.encode("utf-8", "surrogatepass"))
         if record is not None:
-            regions[key] = Region(places[record.name], record.nbytes, record.checksum)
+            regions[key] = Region(
+                places[record.name],
+                record.nbytes,
+                record.checksum,
+                record.stored_nbytes if record.compressed else None,
+            )
     return pickled, regions, mark == b"big"
 
 
@@ -186,10 +197,10 @@ def _torch_folder(archive: Archive) -> bytes:
     """The one folder of the archive that holds ``data.pkl``, with its slash."""
     names = [n for n in archive.records if n.count(b"/") == 1 and n.endswith(b"/data.pkl")]
     if len(names) != 1:
-        shown = ", ".join(map(printable, sorted(archive.records)[:3])) or "nothing"
-        raise CheckpointError(
-            f"is a zip archive, but not one that torch.save wrote (it holds {shown})"
-        )
+        held = listed(map(printable, sorted(archive.records)), 3) or "nothing"
+        npz = all(name.endswith(b".npy") for name in archive.records) and archive.records
+        kind = "numpy's zip archive (.npz)" if npz else "a zip archive"
+        raise CheckpointError(f"is {kind}, but not one that torch.save wrote (it holds {held})")
     folder = names[0].removesuffix(b"data.pkl")
     if not all(name.startswith(folder) for name in archive.records):
         raise CheckpointError("damaged zip archive: not all of its records are in one folder")
@@ -204,7 +215,7 @@ def _torch_folder(archive: Archive) -> bytes:
 def _what_else(start: bytes) -> str:
     if not start:
         return "is empty (0 bytes)"
-    if mishap := describe_text(start):
+    if mishap := describe_start(start):
         return mishap
     if start[8:9] == b"{":
         return "holds safetensors data, not what torch.save writes"

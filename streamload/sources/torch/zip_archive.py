@@ -1,6 +1,6 @@
 """The directory of a zip archive: where each stored record's bytes are. ZIP64 included.
 
-Only what ``torch.save`` writes is understood: records that are stored, not compressed. Layout
+``torch.save`` stores its records; those that another tool deflated are read too. Layout
 after PKWARE's APPNOTE 6.3; offsets come from the local headers, because torch pads these (and
 only these) so that data starts at a multiple of 64 bytes.
 """
@@ -25,6 +25,10 @@ _MAX_DIRECTORY_BYTES = 256 << 20
 _ENCRYPTED = 0x1
 # Flags of writers of plain records: sizes behind the data, and names in UTF-8.
 _PLAIN_FLAGS = 0x808 | _ENCRYPTED
+_DEFLATED = 8
+_LEVEL_FLAGS = 0x6
+# Deflate cannot do better than 1032 to 1.
+_MAX_RATIO = 1032
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,7 @@ class Record:
     name: bytes
     header_offset: int
     nbytes: int
+    stored_nbytes: int
     checksum: int
     compressed: bool
     encrypted: bool
@@ -57,13 +62,10 @@ class Archive:
         """Offset in the file of the record's first byte.
 
         Raises:
-            CheckpointError: compressed, encrypted, or directory and record disagree.
+            CheckpointError: encrypted, or directory and record disagree.
         """
-        if record.compressed or record.encrypted:
-            how = "encrypted" if record.encrypted else "compressed"
-            raise CheckpointError(
-                f"the record {record} is {how}; only files as torch.save writes them can be read"
-            )
+        if record.encrypted:
+            raise CheckpointError(f"the record {record} is encrypted; such files are not read")
         if record.header_offset + _LOCAL.size + len(record.name) > self.end:
             raise _damaged(f"the record {record} lies outside the file")
         guess = _LOCAL.size + len(record.name) + 160
@@ -73,9 +75,9 @@ class Archive:
         start = record.header_offset + _LOCAL.size + name_bytes + extra_bytes
         if fields[0] != b"PK\3\4" or head[_LOCAL.size :][:name_bytes] != record.name:
             raise _damaged(f"the record {record} is not where the directory says")
-        if start + record.nbytes > self.end:
+        if start + record.stored_nbytes > self.end:
             raise _damaged(
-                f"the record {record} should end at byte {start + record.nbytes}, "
+                f"the record {record} should end at byte {start + record.stored_nbytes}, "
                 f"its archive's records at {self.end}",
             )
         extra = head[_LOCAL.size + name_bytes :][:extra_bytes]
@@ -89,13 +91,16 @@ class Archive:
         """All bytes of a small record, checked against its checksum.
 
         Raises:
-            CheckpointError: too large, damaged, or not stored as torch stores.
+            CheckpointError: too large, damaged, or encrypted.
         """
         if record.nbytes > max_bytes:
             raise CheckpointError(
                 f"the record {record} has {record.nbytes} bytes; the limit is {max_bytes}"
             )
-        data = self.file.read(self.locate(record), record.nbytes)
+        found = self.file.read(self.locate(record), record.stored_nbytes)
+        data = inflated(found, record.nbytes) if record.compressed else found
+        if data is None:
+            raise _damaged(f"the compressed bytes of the record {record}")
         if record.checksum and zlib.crc32(data) != record.checksum:
             raise _damaged(f"the checksum of the record {record} does not fit its bytes")
         return data
@@ -173,17 +178,35 @@ def _read_entry(data: bytes, position: int) -> tuple[Record, int]:
         nbytes, packed, offset = (next(values) if n == 0xFFFFFFFF else n for n in sizes)
     if method == 0 and packed != nbytes:
         raise _damaged("an entry of its directory has two sizes")
-    if flags & ~_PLAIN_FLAGS or fields[13]:
+    if method not in (0, _DEFLATED):
+        raise CheckpointError(
+            f"an entry of its zip directory is compressed by method {method}; only files as "
+            "torch.save writes them, or deflated, can be read"
+        )
+    if nbytes > packed * _MAX_RATIO + 64:
+        raise _damaged("an entry of its directory claims more bytes than it can hold")
+    if flags & ~(_PLAIN_FLAGS | (_LEVEL_FLAGS if method else 0)) or fields[13]:
         raise _damaged("an entry of its directory is of a kind that torch does not write")
     record = Record(
         name=data[name_at:extra_at],
         header_offset=offset,
         nbytes=nbytes,
+        stored_nbytes=packed,
         checksum=checksum,
         compressed=method != 0,
         encrypted=bool(flags & _ENCRYPTED),
     )
     return record, following
+
+
+def inflated(data: bytes, nbytes: int) -> bytes | None:
+    """The ``nbytes`` bytes that deflated ``data`` holds; None if it holds anything else."""
+    reader = zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        result = reader.decompress(data, nbytes + 1)
+    except zlib.error:
+        return None
+    return result if reader.eof and len(result) == nbytes else None
 
 
 def _zip64_values(extra: bytes) -> list[int]:
