@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamload.core.errors import CheckpointError, refuse
-from streamload.core.specs import Extent, TensorSpec
+from streamload.core.specs import Extent, Shape, TensorSpec
 from streamload.core.wording import listed
 from streamload.sources.base import Source
 from streamload.sources.config.beside import config_beside
@@ -41,13 +41,15 @@ class BlockSource(Source):
     def release(self, extent: Extent) -> None:
         self._files[extent.file].advise(extent.offset, extent.nbytes, needed=False)
 
-    def mapped(self, name: str) -> torch.Tensor | None:
-        from streamload.sources.mapped_file import MappedFile
+    def mapped(
+        self, name: str, view: tuple[Shape, Shape, int] | None = None
+    ) -> torch.Tensor | None:
+        from streamload.sources.mapped_file import MappedFile, whole
 
         spec = self.catalog[name]
         if spec.file not in self._maps:
             self._maps[spec.file] = MappedFile(self._files[spec.file])
-        return self._maps[spec.file].tensor(spec)
+        return self._maps[spec.file].tensor(spec, *(view or whole(spec)))
 
     def check_unchanged(self) -> None:
         for file in self._files.values():
