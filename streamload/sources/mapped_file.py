@@ -34,8 +34,9 @@ class MappedFile:
 
     def __init__(self, file: OpenFile) -> None:
         try:
-            found = os.fstat(file.fileno()).st_size
-            self._region = _map(file.fileno(), found)
+            with file.descriptor() as descriptor:
+                found = os.fstat(descriptor).st_size
+                self._region = _map(descriptor, found)
         except OSError as error:
             raise ReadError(
                 f"cannot be mapped: {error.strerror}", path=file.path, errno=error.errno

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from streamload.core.errors import CheckpointError, naming
 from streamload.core.specs import Catalog, Extent
 from streamload.core.wording import printable
-from streamload.sources.block_source import BlockSource, read_each, refuse_repeats
+from streamload.sources.block_source import BlockSource, join_files, read_each
 from streamload.sources.files import OpenFile
 from streamload.sources.small_files import describe_text
 from streamload.sources.torch.legacy_format import LEGACY_START, read_legacy
@@ -86,10 +87,13 @@ class TorchSource(BlockSource):
         return read_values(self._files[stored.spec.file], stored)
 
 
-def open_torch(paths: Sequence[str], *, given: str) -> TorchSource:
+def open_torch(
+    paths: Sequence[str], *, given: str, owners: Mapping[str, str] = MappingProxyType({})
+) -> TorchSource:
     """Open torch files as one checkpoint; only their headers are read.
 
-    ``given`` is the path the user named, for messages. The tensors stand in the order of the
+    ``given`` is the path the user named, for messages; ``owners`` the file of each tensor, as the
+    index says. The tensors stand in the order of the
     files and of the state dicts in them.
 
     Raises:
@@ -97,10 +101,10 @@ def open_torch(paths: Sequence[str], *, given: str) -> TorchSource:
     """
     with ExitStack() as opened:
         parts = read_each(paths, read_torch_file, opened, given=given)
-        specs = [{name: stored.spec for name, stored in p.tensors.items()} for p in parts]
-        refuse_repeats(specs, given=given)
+        files = ((part.file.path, part.tensors) for part in parts)
+        tensors, notices = join_files(files, given=given, owners=owners)
         opened.pop_all()
-    return TorchSource(given, parts, {name: t for p in parts for name, t in p.tensors.items()})
+    return TorchSource(given, parts, tensors, notices)
 
 
 def read_torch_file(file: OpenFile) -> TorchFile:
