@@ -37,7 +37,7 @@ class OpenFile(LateFile):
         CheckpointError: it is not a regular file, or may not be read.
     """
 
-    _identity: tuple[int, ...] | None = None
+    _identity: tuple[int, ...] = ()
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -57,12 +57,12 @@ class OpenFile(LateFile):
             kind = "a folder" if stat.S_ISDIR(self.status.st_mode) else "not a regular file"
             raise CheckpointError(f"is {kind}, expected a checkpoint file", path=path)
         self.size_bytes = self.status.st_size
-        self._identity = _identity(self.status)
+        self._identity = identity_of(self.status)
         self._lock = threading.Lock()
 
     def _open(self) -> int:
         descriptor = os.open(self._place, _OPEN_FLAGS)
-        if self._identity not in (None, _identity(os.fstat(descriptor))):
+        if self._identity and not self._is_same(os.fstat(descriptor)):
             os.close(descriptor)
             raise OSError(errno.ESTALE, _CHANGED)
         return descriptor
@@ -125,6 +125,13 @@ class OpenFile(LateFile):
         except OSError:
             return  # a hint: file systems without it just read as they read
 
+    def allow_touching(self) -> None:
+        """From now on the file counts as unchanged if only its ctime is another."""
+        self._identity = self._identity[:-1]
+
+    def _is_same(self, status: os.stat_result) -> bool:
+        return identity_of(status)[: len(self._identity)] == self._identity
+
     def check_unchanged(self) -> None:
         """Raise ReadError if the file was cut, written or replaced since it was opened."""
         try:
@@ -135,7 +142,7 @@ class OpenFile(LateFile):
                 path=self.path,
                 errno=error.errno,
             ) from error
-        if _identity(at_path) != self._identity:
+        if not self._is_same(at_path):
             raise ReadError(_CHANGED, path=self.path, errno=errno.ESTALE)
 
 
@@ -145,5 +152,12 @@ def _absent(path: str) -> str:
     return "no such file or folder"
 
 
-def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+def identity_of(status: os.stat_result) -> tuple[int, ...]:
+    """What is another for another file, and after any writing to this one.
+
+    Size and time of the last writing are easily the same, as after ``cp -p``, and an inode is used
+    again; the time of the last change (ctime, last) is the system's alone. Where a network file
+    system has none, the others remain.
+    """
+    ours = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    return *ours, status.st_ctime_ns

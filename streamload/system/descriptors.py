@@ -52,14 +52,17 @@ class LateFile(ABC):
         try:
             yield self._number
         finally:
-            with _lock:
-                self._users -= 1
-                if not self._users:
-                    _idle[self] = None
-                    if self._is_closed:
-                        self._let_go()
-                while len(_idle) > _MOST_IDLE:
-                    _close_one()
+            self._give_back()
+
+    def _give_back(self) -> None:
+        with _lock:
+            self._users -= 1
+            if not self._users:
+                _idle[self] = None
+                if self._is_closed:
+                    self._let_go()
+            while len(_idle) > _MOST_IDLE:
+                _close_one()
 
     def close(self) -> None:
         with _lock:
