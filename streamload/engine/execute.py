@@ -239,10 +239,9 @@ class _Stream:
 def _mapped(source: Source, planned: PlannedTensor) -> torch.Tensor:
     view = planned.mapped
     assert view is not None, "only called for mapped targets"
-    base = source.mapped(view.stored_name)
-    if base is None:
+    mapped = source.mapped(view.stored_name, (planned.shape, view.strides, view.offset))
+    if mapped is None:
         raise CheckpointError(
             "cannot be mapped as planned", path=source.path, tensor=view.stored_name
         )
-    offset = base.storage_offset() + view.offset
-    return torch.as_strided(base, planned.shape, view.strides, offset)
+    return mapped

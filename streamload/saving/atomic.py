@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import Protocol, TypeVar
 
 from streamload.core.errors import WriteError
+from streamload.system.descriptors import LateFile, too_many_open
 
 _GIB = 1 << 30
 _PREFIX = ".streamload-"
@@ -30,7 +31,7 @@ def translated(path: str) -> Iterator[None]:
     except WriteError:
         raise
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = too_many_open(error) or error.strerror or str(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             reason = f"no room: {reason}"
         raise WriteError(
@@ -112,7 +113,7 @@ def put_in_place(temporary: str, path: str) -> None:
     os.replace(temporary, path)
 
 
-class StagedFile:
+class StagedFile(LateFile):
     """A file under a temporary name; ``commit`` gives it its own, ``discard`` removes it.
 
     Args:
@@ -127,27 +128,31 @@ class StagedFile:
         self._durable = durable
         with translated(self.shown):
             self.temporary = temporary_name(path)
-            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
-            self._descriptor = os.open(self.temporary, flags, 0o666)
-        self._open = True
+            self._flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
+            with self.descriptor():  # makes it
+                self._flags = os.O_RDWR | getattr(os, "O_BINARY", 0)
         self._took_a_free_name = False
+
+    def _open(self) -> int:
+        return os.open(self.temporary, self._flags, 0o666)
 
     def write(self, data: memoryview | bytes, offset: int) -> None:
         """Write all of ``data`` at ``offset``."""
         view = memoryview(data)
-        with translated(self.shown):
+        with translated(self.shown), self.descriptor() as descriptor:
             done = 0
             while done < len(view):
-                done += _pwrite(self._descriptor, view[done : done + (8 << 20)], offset + done)
+                done += _pwrite(descriptor, view[done : done + (8 << 20)], offset + done)
 
     def finish(self) -> None:
         """Bring everything to the disk and close the file; once is enough."""
-        if not self._open:
+        if self._is_closed:
             return
         with translated(self.shown):
             if self._durable:
-                os.fsync(self._descriptor)
-            self._close()
+                with self.descriptor() as descriptor:
+                    os.fsync(descriptor)
+            self.close()
 
     def commit(self) -> None:
         """Give the file its name; an older file of that name is replaced at one stroke."""
@@ -161,8 +166,7 @@ class StagedFile:
 
     def discard(self) -> None:
         """Remove the temporary; the file of that name, if any, is as it was."""
-        if self._open:
-            self._close()
+        self.close()
         _unlink(self.temporary)
 
     def take_back(self) -> None:
@@ -170,10 +174,6 @@ class StagedFile:
         if self._took_a_free_name:
             self._took_a_free_name = False
             _unlink(self.path)
-
-    def _close(self) -> None:
-        self._open = False
-        os.close(self._descriptor)
 
 
 def staged_file(path: str, nbytes: int) -> StagedFile:

@@ -6,10 +6,17 @@ A hub cache names its blobs by content: SHA-256 for large files, git's SHA-1 of 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from dataclasses import dataclass
 
+from streamload.sources.files import OpenFile, identity_of
+
+# Read of a file to know it again; a hit in the cache must stay a matter of milliseconds.
+_HEAD_BYTES = 256 << 10
+_BLOCK_BYTES = 4 << 10
+_BLOCKS = 16
 _KINDS = {64: "sha256", 40: "git-sha1"}
 
 
@@ -29,11 +36,27 @@ def content_address(path: str) -> Address | None:
 
 
 def file_identity(path: str) -> tuple[object, ...]:
-    """What changes when the file does: its content address and size, else device, inode, size and
-    time of the last change.
+    """What changes when the file does: its content address and size, else what the file system
+    knows of it (``identity_of``); with both a digest of samples of its bytes, as the one is only a
+    name and the other may be the same for another file where a file system has no ctime.
+
+    Raises:
+        CheckpointError, ReadError: the file cannot be read.
     """
-    status = os.stat(path)
+    with OpenFile(path) as file:
+        sample = _sample(file)
     address = content_address(path)
     if address is not None:
-        return address.kind, address.digest, status.st_size
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+        return address.kind, address.digest, file.size_bytes, sample
+    return *identity_of(file.status), sample
+
+
+def _sample(file: OpenFile) -> str:
+    """Of the file's beginning, where a header stands, and of blocks spread over it to its end."""
+    size = file.size_bytes
+    digest = hashlib.sha256(file.read(0, min(size, _HEAD_BYTES)))
+    last = size - _BLOCK_BYTES
+    for start in range(_HEAD_BYTES, last, max((last - _HEAD_BYTES) // _BLOCKS, _BLOCK_BYTES)):
+        digest.update(file.read(start, _BLOCK_BYTES))
+    digest.update(file.read(max(last, 0), min(size, _BLOCK_BYTES)))
+    return digest.hexdigest()

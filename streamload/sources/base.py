@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from streamload.core.specs import Catalog, Extent
+from streamload.core.specs import Catalog, Extent, Shape
 
 if TYPE_CHECKING:
     import torch
@@ -58,9 +58,19 @@ class Source(ABC):
     def release(self, extent: Extent) -> None:  # noqa: B027  # only a hint
         """Hint that the extent is not read again: its cached pages may go."""
 
-    def mapped(self, name: str) -> torch.Tensor | None:
-        """The tensor as a view of the mapped file, or None if it cannot be (alignment, kind)."""
-        del name
+    def mapped(
+        self, name: str, view: tuple[Shape, Shape, int] | None = None
+    ) -> torch.Tensor | None:
+        """The tensor as a view of the mapped file, or None if it cannot be (alignment, kind).
+
+        Args:
+            name: the stored name.
+            view: shape, strides and offset, in the tensor's elements; None for all of it.
+
+        Returns:
+            A tensor with a storage of its own range of the file.
+        """
+        del name, view
         return None
 
     def held(self, name: str) -> torch.Tensor | None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamload.core.errors import CheckpointError, refuse
-from streamload.core.specs import Extent, TensorSpec
-from streamload.core.wording import listed
+from streamload.core.specs import Extent, Shape
+from streamload.core.wording import listed, plural, printable
 from streamload.sources.base import Source
 from streamload.sources.config.beside import adapter_beside, config_beside
 from streamload.sources.files import OpenFile
+from streamload.system.descriptors import too_many_open
 
 if TYPE_CHECKING:
     import torch
@@ -44,13 +45,20 @@ class BlockSource(Source):
     def release(self, extent: Extent) -> None:
         self._files[extent.file].advise(extent.offset, extent.nbytes, needed=False)
 
-    def mapped(self, name: str) -> torch.Tensor | None:
-        from streamload.sources.mapped_file import MappedFile
+    def mapped(
+        self, name: str, view: tuple[Shape, Shape, int] | None = None
+    ) -> torch.Tensor | None:
+        from streamload.sources.mapped_file import MappedFile, whole
 
         spec = self.catalog[name]
         if spec.file not in self._maps:
             self._maps[spec.file] = MappedFile(self._files[spec.file])
-        return self._maps[spec.file].tensor(spec)
+        return self._maps[spec.file].tensor(spec, *(view or whole(spec)))
+
+    def allow_touching(self) -> None:
+        """The files count as unchanged if only their ctime is another."""
+        for file in self._files.values():
+            file.allow_touching()
 
     def check_unchanged(self) -> None:
         for file in self._files.values():
@@ -78,10 +86,14 @@ def read_each(
     """
     headers: list[_T] = []
     faults: list[CheckpointError] = []
-    for path in paths:
+    files = list(paths)
+    for path in files:
         try:
             headers.append(read(opened.enter_context(OpenFile(path))))
         except CheckpointError as error:
+            if why := too_many_open(error.__cause__):  # said once, not for each file that is left
+                text = f"its {plural(len(files), 'file')} cannot be opened: {why}"
+                raise CheckpointError(text, path=given) from error
             faults.append(error)
     if len(faults) == 1:
         raise faults.pop()  # kept in here, it would keep this frame alive
@@ -95,17 +107,37 @@ def read_each(
     return headers
 
 
-def refuse_repeats(files: Sequence[Mapping[str, TensorSpec]], *, given: str) -> None:
-    """Refuse files of one checkpoint of which two have a tensor of the same name.
+def join_files(
+    files: Iterable[tuple[str, Mapping[str, _T]]], *, given: str, owners: Mapping[str, str]
+) -> tuple[dict[str, _T], tuple[str, ...]]:
+    """The tensors of all files of one checkpoint by name, in the files' order, and notices.
+
+    Args:
+        files: each file's path, and what is in it by name.
+        given: the path the user gave, for messages.
+        owners: the file of each name, as an index says; where several files hold a name, the copy
+            in that one is taken.
 
     Raises:
-        CheckpointError: lists every such tensor.
+        CheckpointError: two files hold a name, and no index says which is meant; lists every one.
     """
-    first: dict[str, TensorSpec] = {}
-    repeats = {
-        name: f"tensor {name!r} is both in {first[name].file} and in {spec.file}"
-        for specs in files
-        for name, spec in specs.items()
-        if first.setdefault(name, spec) is not spec
+    parts = list(files)
+    holders: dict[str, list[str]] = {}
+    for path, tensors in parts:
+        for name in tensors:
+            holders.setdefault(name, []).append(path)
+    repeats = {name: paths for name, paths in holders.items() if len(paths) > 1}
+    shown = {n: f"duplicate key {n!r}: it is in {' and in '.join(repeats[n])}" for n in repeats}
+    chosen = {name: owners[name] for name in repeats if owners.get(name) in repeats[name]}
+    open_ones = {name: text for name, text in shown.items() if name not in chosen}
+    refuse(open_ones.values(), most=3, path=given, tensor=next(iter(open_ones), None))
+    lines = [f"{shown[n]}; taken from {chosen[n]}, as the index says" for n in chosen]
+    found = {
+        name: value
+        for path, tensors in parts
+        for name, value in tensors.items()
+        if chosen.get(name, path) == path
     }
-    refuse(repeats.values(), most=3, path=given, tensor=next(iter(repeats), None))
+    more = "; and {left} more duplicate keys"
+    notice = printable(listed(lines, 3, separator="; ", more=more))
+    return found, (notice,) if lines else ()

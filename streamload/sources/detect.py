@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from types import MappingProxyType
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError, naming
 from streamload.core.wording import printable
@@ -120,13 +121,19 @@ def _open_indexed(index_path: str, given: str, prefix: str | None) -> Source:
     weight_map = read_index(index_path)
     with naming(index_path), ExitStack() as opened:
         shards = shard_paths(index_path, weight_map)
-        source = opened.enter_context(_open_files(shards, given, prefix))
+        owners = {n: os.path.join(os.path.dirname(index_path), s) for n, s in weight_map.items()}
+        source = opened.enter_context(_open_files(shards, given, prefix, owners))
         source.catalog = check_against_shards(index_path, weight_map, source.catalog)
         opened.pop_all()
     return source
 
 
-def _open_files(paths: Sequence[str], given: str, prefix: str | None) -> Source:
+def _open_files(
+    paths: Sequence[str],
+    given: str,
+    prefix: str | None,
+    owners: Mapping[str, str] = MappingProxyType({}),
+) -> Source:
     """Content decides, not the name's ending."""
     path = paths[0]
     with OpenFile(path) as file:
@@ -146,5 +153,5 @@ def _open_files(paths: Sequence[str], given: str, prefix: str | None) -> Source:
     if is_torch or (claims_torch and not looks_safe and not describe_start(start)):
         from streamload.sources.torch.torch_files import open_torch
 
-        return open_torch(paths, given=given, prefix=prefix)
-    return open_safetensors(paths, given=given)
+        return open_torch(paths, given=given, prefix=prefix, owners=owners)
+    return open_safetensors(paths, given=given, owners=owners)

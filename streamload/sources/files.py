@@ -10,12 +10,9 @@ import errno
 import os
 import stat
 import threading
-from typing import TYPE_CHECKING
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError, ReadError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from streamload.system.descriptors import LateFile, too_many_open
 
 # One system call moves at most 2 GiB - 4 KiB on Linux.
 _MAX_READ_BYTES = 1 << 30
@@ -27,9 +24,11 @@ _OPEN_FLAGS = (
     | getattr(os, "O_NONBLOCK", 0)
 )
 
+_CHANGED = "the file was changed or replaced while it was read; load it again"
 
-class OpenFile:
-    """One regular file, opened for reading only.
+
+class OpenFile(LateFile):
+    """One regular file, for reading only.
 
     ``path`` is the path as it was given: it appears in messages and in ``Extent.file``.
 
@@ -38,25 +37,35 @@ class OpenFile:
         CheckpointError: it is not a regular file, or may not be read.
     """
 
-    _descriptor = -1
+    _identity: tuple[int, ...] = ()
 
     def __init__(self, path: str) -> None:
         self.path = path
         try:
-            self._descriptor = os.open(path, _OPEN_FLAGS)
+            # Opened again later, wherever the process is by then.
+            is_absolute = os.path.isabs(path)
+            self._place = path if is_absolute else os.path.join(os.getcwd(), path)
+            with self.descriptor() as descriptor:
+                self.status = os.fstat(descriptor)
         except FileNotFoundError as error:
             raise CheckpointNotFoundError(_absent(path), path=path) from error
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
+            reason = too_many_open(error) or getattr(error, "strerror", None) or str(error)
             raise CheckpointError(f"cannot be opened: {reason}", path=path) from error
-        status = os.fstat(self._descriptor)
-        if not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(self.status.st_mode):
             self.close()
-            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+            kind = "a folder" if stat.S_ISDIR(self.status.st_mode) else "not a regular file"
             raise CheckpointError(f"is {kind}, expected a checkpoint file", path=path)
-        self.size_bytes = status.st_size
-        self._identity = _identity(status)
+        self.size_bytes = self.status.st_size
+        self._identity = identity_of(self.status)
         self._lock = threading.Lock()
+
+    def _open(self) -> int:
+        descriptor = os.open(self._place, _OPEN_FLAGS)
+        if self._identity and not self._is_same(os.fstat(descriptor)):
+            os.close(descriptor)
+            raise OSError(errno.ESTALE, _CHANGED)
+        return descriptor
 
     def read_into(self, offset: int, buffer: memoryview, *, tensor: str | None = None) -> None:
         """Fill all of ``buffer`` from ``offset``; the buffer is the caller's throughout.
@@ -72,7 +81,7 @@ class OpenFile:
             except InterruptedError:
                 continue
             except OSError as error:
-                reason = error.strerror or str(error)
+                reason = too_many_open(error) or error.strerror or str(error)
                 raise ReadError(
                     f"reading failed at byte {offset + done}: {reason}",
                     path=self.path,
@@ -90,13 +99,14 @@ class OpenFile:
             done += count
 
     def _read_once(self, block: memoryview, offset: int) -> int:
-        if hasattr(os, "preadv"):
-            return os.preadv(self._descriptor, [block], offset)
-        with self._lock:  # the descriptor's offset is shared between threads
-            os.lseek(self._descriptor, offset, os.SEEK_SET)
-            data = os.read(self._descriptor, min(block.nbytes, 8 << 20))
-            block[: len(data)] = data
-            return len(data)
+        with self.descriptor() as descriptor:
+            if hasattr(os, "preadv"):
+                return os.preadv(descriptor, [block], offset)
+            with self._lock:  # the descriptor's offset is shared between threads
+                os.lseek(descriptor, offset, os.SEEK_SET)
+                data = os.read(descriptor, min(block.nbytes, 8 << 20))
+                block[: len(data)] = data
+                return len(data)
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """``nbytes`` bytes from ``offset``; for headers and other small parts."""
@@ -110,45 +120,30 @@ class OpenFile:
             return
         advice = os.POSIX_FADV_WILLNEED if needed else os.POSIX_FADV_DONTNEED
         try:
-            os.posix_fadvise(self._descriptor, offset, nbytes, advice)
+            with self.descriptor() as descriptor:
+                os.posix_fadvise(descriptor, offset, nbytes, advice)
         except OSError:
             return  # a hint: file systems without it just read as they read
+
+    def allow_touching(self) -> None:
+        """From now on the file counts as unchanged if only its ctime is another."""
+        self._identity = self._identity[:-1]
+
+    def _is_same(self, status: os.stat_result) -> bool:
+        return identity_of(status)[: len(self._identity)] == self._identity
 
     def check_unchanged(self) -> None:
         """Raise ReadError if the file was cut, written or replaced since it was opened."""
         try:
-            now, at_path = os.fstat(self._descriptor), os.stat(self.path)
+            at_path = os.stat(self._place)
         except OSError as error:
             raise ReadError(
                 f"the file went away while it was read: {error.strerror}",
                 path=self.path,
                 errno=error.errno,
             ) from error
-        if _identity(now) != self._identity or _identity(at_path) != self._identity:
-            raise ReadError(
-                "the file was changed or replaced while it was read; load it again",
-                path=self.path,
-                errno=errno.ESTALE,
-            )
-
-    def fileno(self) -> int:
-        """The descriptor, for mapping; owned by this object."""
-        return self._descriptor
-
-    def close(self) -> None:
-        """Close the descriptor; twice is allowed."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
+        if not self._is_same(at_path):
+            raise ReadError(_CHANGED, path=self.path, errno=errno.ESTALE)
 
 
 def _absent(path: str) -> str:
@@ -157,5 +152,12 @@ def _absent(path: str) -> str:
     return "no such file or folder"
 
 
-def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+def identity_of(status: os.stat_result) -> tuple[int, ...]:
+    """What is another for another file, and after any writing to this one.
+
+    Size and time of the last writing are easily the same, as after ``cp -p``, and an inode is used
+    again; the time of the last change (ctime, last) is the system's alone. Where a network file
+    system has none, the others remain.
+    """
+    ours = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    return *ours, status.st_ctime_ns

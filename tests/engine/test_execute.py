@@ -163,8 +163,8 @@ class TestMap:
         path = write(tmp_path / "x.safetensors", MIXED)
         found = streamload.load_state_dict(path, mode="map")
         assert all(same_bits(found[name], t) for name, t in MIXED.items())
-        storages = {t.untyped_storage().data_ptr() for t in found.values() if t.numel() and t.dim()}
-        assert len(storages) < len(MIXED)
+        with open("/proc/self/maps") as maps:
+            assert sum(path in line for line in maps) == 1
 
     @pytest.mark.parametrize("shape", [(1, 4), (4, 1), (1, 1), (1,), (2, 1, 3)])
     @pytest.mark.parametrize("layout", [None, "contiguous", "stored"])

@@ -195,10 +195,10 @@ def test_mapping_a_file_that_was_cut_after_planning(path, monkeypatch):
         pytest.skip("torch's old format is read, not mapped")
     inner = block_source.BlockSource.mapped
 
-    def mapped(self, name):
+    def mapped(self, name, view=None):
         if name == "t03":
             os.truncate(data_file(path), os.path.getsize(data_file(path)) - 64)
-        return inner(self, name)
+        return inner(self, name, view)
 
     module = bag_of(TENSORS)
     before = state_of(module)

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import threading
+import time
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ import streamload
 from streamload.saving.atomic import StagedFile
 from streamload.saving.cache import entries
 from streamload.saving.cache.entries import cache_folder, clear_cache, list_cache, verify_entry
+from streamload.sources import addresses
+from streamload.sources.files import OpenFile
 from streamload.synthesis import synthesize
 
 IDS = torch.tensor([[1, 5, 2, 7]])
@@ -100,6 +103,110 @@ def test_a_changed_file_is_read_again_and_its_old_entry_goes(cache, gpt2):
     assert said(again.report, "cache written")
     assert torch.equal(again.model.tok_embed.weight, tensors["wte.weight"])
     assert len(list_cache()) == 1
+
+
+def in_place(path, new):
+    inode = os.stat(path).st_ino
+    shutil.copyfile(new, path)
+    assert os.stat(path).st_ino == inode
+
+
+def by_rename(path, new):
+    os.replace(new, path)
+
+
+def removed_and_copied(path, new):
+    os.unlink(path)
+    shutil.copy(new, path)
+
+
+def copied_with_times(path, new):
+    shutil.copystat(path, new)
+    shutil.copy2(new, path)
+
+
+REPLACEMENTS = [in_place, by_rename, removed_and_copied, copied_with_times]
+
+
+@pytest.mark.parametrize("replacement", REPLACEMENTS)
+@pytest.mark.parametrize("known", ["all", "no ctime", "no ctime, same inode"])
+def test_a_file_of_equal_size_and_time_is_not_taken_for_the_old_one(
+    cache, gpt2, replacement, known, monkeypatch
+):
+    """Whatever the file system knows: without ctime the samples of the bytes are left."""
+    if known != "all":
+        inode = (lambda s: 0) if known.endswith("inode") else (lambda s: s.st_ino)
+        monkeypatch.setattr(
+            addresses, "identity_of", lambda s: (inode(s), s.st_size, s.st_mtime_ns)
+        )
+    path = f"{gpt2}/model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    save_file(tensors, path)  # by the writer that writes the other one
+    streamload.load(gpt2, cache=True)
+    before = os.stat(path)
+    for tensor in tensors.values():
+        tensor += 1
+    save_file(tensors, path + ".new")
+    assert os.path.getsize(path + ".new") == before.st_size
+    replacement(path, path + ".new")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    again = streamload.load(gpt2, cache=True)
+    assert said(again.report, "cache written")
+    assert torch.equal(again.model.tok_embed.weight, tensors["wte.weight"])
+    assert said(streamload.load(gpt2, cache=True).report, "loaded from cache")
+    assert len(list_cache()) == 1
+
+
+def test_one_value_changed_in_place_is_noticed_by_the_ctime(cache, gpt2):
+    streamload.load(gpt2, cache=True)
+    path = f"{gpt2}/model.safetensors"
+    time.sleep(0.02)  # the system's clock of files ticks every few milliseconds
+    before = os.stat(path)
+    with open(path, "r+b") as file:
+        file.seek(before.st_size - 6000)
+        file.write(b"\0\0\x80\x3f")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert said(streamload.load(gpt2, cache=True).report, "cache written")
+
+
+def test_reading_and_access_times_lose_no_hit(cache, gpt2):
+    streamload.load(gpt2, cache=True)
+    for name in os.listdir(gpt2):
+        with open(f"{gpt2}/{name}", "rb") as file:
+            file.read()
+    streamload.load(gpt2, mode="map")
+    assert list(streamload.iter_tensors(gpt2))
+    assert said(streamload.load(gpt2, cache=True).report, "loaded from cache")
+
+
+def test_an_entry_that_another_load_uses_meanwhile_is_as_good(cache, gpt2, monkeypatch):
+    streamload.load(gpt2, cache=True)
+    inner = OpenFile.check_unchanged
+
+    def touch_first(self):
+        if str(cache) in self.path:
+            time.sleep(0.02)
+            os.utime(self.path, ns=(1, os.stat(self.path).st_mtime_ns))
+        inner(self)
+
+    monkeypatch.setattr(OpenFile, "check_unchanged", touch_first)
+    assert said(streamload.load(gpt2, cache=True).report, "loaded from cache")
+
+
+def test_a_hub_blob_with_other_bytes_is_not_taken_for_its_name(cache, gpt2, tmp_path):
+    blob = tmp_path / "hub" / "blobs" / ("ab" * 32)
+    blob.parent.mkdir(parents=True)
+    shutil.copy(f"{gpt2}/model.safetensors", blob)
+    snapshot = tmp_path / "hub" / "snapshots" / "one"
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.safetensors").symlink_to(blob)
+    shutil.copy(f"{gpt2}/config.json", snapshot / "config.json")
+    streamload.load(snapshot, cache=True)
+    tensors = {name: tensor + 1 for name, tensor in load_file(blob).items()}
+    save_file(tensors, blob)
+    again = streamload.load(snapshot, cache=True)
+    assert said(again.report, "cache written")
+    assert torch.equal(again.model.tok_embed.weight, tensors["wte.weight"])
 
 
 def test_a_copy_has_an_entry_of_its_own(cache, gpt2, tmp_path):

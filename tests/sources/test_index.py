@@ -293,3 +293,65 @@ def test_a_shard_whose_index_names_nothing_of_it_is_not_needed(tmp_path):
     folder(tmp_path, {"a.weight": FIRST, "b.weight": FIRST})
     (tmp_path / SECOND).unlink()
     assert set(streamload.load_state_dict(tmp_path)) == {"a.weight", "b.weight"}
+
+
+class TestDuplicateKeys:
+    """A name in two shards: the index decides, or nobody does."""
+
+    @pytest.fixture(params=["safetensors", "bin"])
+    def make(self, request, tmp_path):
+        """Both shards hold 'b', with other values; returns the values by shard's name."""
+
+        def build(index):
+            made = {}
+            for at, name in enumerate("ac", 1):
+                file = f"model-{at:05d}-of-00002.{request.param}"
+                made[file] = {name: torch.full((2,), at), "b": torch.full((3,), at)}
+                if request.param == "bin":
+                    torch.save(made[file], tmp_path / file)
+                else:
+                    write(tmp_path / file, made[file])
+            first, second = made
+            maps = {
+                "first": {"a": first, "b": first, "c": second},
+                "second": {"a": first, "b": second, "c": second},
+                "left out": {"a": first, "c": second},
+            }
+            if index:
+                stem = "model" if request.param == "safetensors" else "pytorch_model"
+                text = json.dumps({"weight_map": maps[index]})
+                (tmp_path / f"{stem}.{request.param}.index.json").write_text(text)
+            return tmp_path
+
+        return build
+
+    @pytest.mark.parametrize(("index", "expected"), [("first", 1), ("second", 2)])
+    @pytest.mark.parametrize("mode", ["stream", "map"])
+    def test_the_indexs_copy_is_loaded_and_told(self, make, index, expected, mode):
+        path = make(index)
+        assert streamload.load_state_dict(path, mode=mode)["b"].tolist() == [expected] * 3
+        assert dict(streamload.iter_tensors(path))["b"].tolist() == [expected] * 3
+        with streamload.open_checkpoint(path) as source:
+            (notice,) = source.catalog.notices
+            assert sorted(source.catalog) == ["a", "b", "c"]
+        assert "duplicate key 'b'" in notice
+        assert f"taken from {path}/model-{expected:05d}" in notice
+
+    @pytest.mark.parametrize("index", [None, "left out"])
+    def test_without_a_word_of_the_index_it_is_refused(self, make, index):
+        with pytest.raises(streamload.CheckpointError, match="duplicate key 'b'") as info:
+            streamload.open_checkpoint(make(index))
+        assert len(info.value.problems) == 1
+        assert all(f"model-{at:05d}-of-00002" in str(info.value) for at in (1, 2))
+        assert not [p for p in open_descriptors() if "-of-00002" in p]
+
+    def test_many_are_told_briefly(self, tmp_path):
+        tensors = {f"t{i}": torch.ones(1) for i in range(10)}
+        for file in (FIRST, SECOND):
+            write(tmp_path / file, tensors)
+        text = json.dumps({"weight_map": {**dict.fromkeys(tensors, FIRST), "t9": SECOND}})
+        (tmp_path / INDEX).write_text(text)
+        with streamload.open_checkpoint(tmp_path) as source:
+            (notice,) = source.catalog.notices
+            assert source.catalog["t9"].file.endswith(SECOND)
+        assert notice.endswith("and 7 more duplicate keys")

@@ -1,7 +1,9 @@
 """The safetensors source: the contract, element types, files that change under it."""
 
 import os
+import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import streamload
 from streamload.core.errors import ReadError
 from streamload.core.specs import Extent
 from streamload.sources import files
+from streamload.system import descriptors
 from tests.sources.conformance import SourceConformance
 from tests.support.tiny import container, entry, same_bits, write
 
@@ -141,9 +144,44 @@ def test_a_tensor_in_two_files_is_refused(tmp_path):
         write(
             tmp_path / f"m-{at:05d}-of-00002.safetensors", {"a": torch.ones(at), "b": torch.ones(1)}
         )
-    with pytest.raises(streamload.CheckpointError, match="'a' is both in") as info:
+    with pytest.raises(streamload.CheckpointError, match="duplicate key 'a'") as info:
         streamload.open_checkpoint(tmp_path)
     assert len(info.value.problems) == 2
+
+
+def same_size_and_time(change):
+    """A change that puts the modification time back."""
+
+    def do(path):
+        time.sleep(0.02)  # the system's clock of files ticks every few milliseconds
+        before = os.stat(path)
+        change(path)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        after = os.stat(path)
+        assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+    return do
+
+
+def removed_and_copied(path):
+    write(path + ".new", {"w": torch.zeros(4096)})
+    os.unlink(path)
+    shutil.copy(path + ".new", path)
+
+
+def copied_over(path):
+    """In place: the inode stays."""
+    write(path + ".new", {"w": torch.zeros(4096)})
+    inode = os.stat(path).st_ino
+    with open(path + ".new", "rb") as new, open(path, "r+b") as old:
+        shutil.copyfileobj(new, old)
+    assert os.stat(path).st_ino == inode
+
+
+def copied_with_times(path):
+    write(path + ".new", {"w": torch.zeros(4096)})
+    shutil.copystat(path, path + ".new")
+    shutil.copy2(path + ".new", path)
 
 
 def cut(path):
@@ -166,7 +204,13 @@ def gone(path):
     os.unlink(path)
 
 
-CHANGES = [cut, written, replaced, gone]
+CHANGES = [
+    cut,
+    written,
+    replaced,
+    gone,
+    *map(same_size_and_time, (replaced, removed_and_copied, copied_over, copied_with_times)),
+]
 
 
 class TestChanges:
@@ -185,6 +229,20 @@ class TestChanges:
                 source.check_unchanged()
             with pytest.raises(ReadError, match=r"x\.safetensors"):
                 source.tensor("w")
+
+    @pytest.mark.parametrize("change", CHANGES)
+    def test_it_is_noticed_when_the_file_is_opened_again(self, path, change, monkeypatch):
+        monkeypatch.setattr(descriptors, "_MOST_IDLE", 0)
+        with streamload.open_checkpoint(path) as source:
+            change(path)
+            with pytest.raises(ReadError, match=r"x\.safetensors"):
+                source.read_into(source.catalog["w"].extent, memoryview(bytearray(16384)))
+
+    def test_reading_changes_nothing(self, path):
+        with streamload.open_checkpoint(path) as source:
+            streamload.load_state_dict(path)
+            streamload.load_state_dict(path, mode="map")
+            source.check_unchanged()
 
     @pytest.mark.parametrize("change", CHANGES)
     @pytest.mark.parametrize("mode", ["stream", "map"])

@@ -99,7 +99,7 @@ def read_entry(path: str) -> CacheEntry:
     entry = CacheEntry(path, 0)
     try:
         with OpenFile(path) as file:
-            status = os.fstat(file.fileno())
+            status = file.status
             entry = CacheEntry(path, status.st_size, "", None, status.st_mtime, status.st_atime)
             facts = facts_of(read_header(file))
     except (CheckpointError, ReadError) as error:

@@ -5,48 +5,55 @@ Extents come from our own strict header reader, single tensors from safetensors'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from streamload.core.errors import ReadError
 from streamload.core.specs import Catalog, TensorSpec
-from streamload.sources.block_source import BlockSource, read_each, refuse_repeats
+from streamload.sources.block_source import BlockSource, join_files, read_each
 from streamload.sources.files import OpenFile
 from streamload.sources.safetensors.header import is_encodable, read_header
 
 if TYPE_CHECKING:
     import torch
 
+# Each has a descriptor of its own.
+_MOST_READERS = 4
 
-def open_safetensors(paths: Sequence[str], *, given: str) -> SafetensorsSource:
+
+def open_safetensors(
+    paths: Sequence[str], *, given: str, owners: Mapping[str, str] = MappingProxyType({})
+) -> SafetensorsSource:
     """Open all of ``paths`` as one checkpoint; every file at fault is listed.
 
     Args:
         paths: the files, in order.
         given: the path the user gave, for messages.
+        owners: the file of each tensor, as the index says.
 
     Raises:
-        CheckpointError: a file is damaged, or a tensor is in two files.
+        CheckpointError: a file is damaged, or a tensor is in two files and in none by the index.
     """
     with ExitStack() as opened:
         parts = read_each(paths, lambda file: (file, read_header(file)), opened, given=given)
-        refuse_repeats([catalog for _, catalog in parts], given=given)
+        files = ((file.path, catalog) for file, catalog in parts)
+        tensors, notices = join_files(files, given=given, owners=owners)
         opened.pop_all()
-    return SafetensorsSource(given, parts)
+    # Where files differ, the first one's entry stands.
+    metadata = {key: text for _, part in parts[::-1] for key, text in part.metadata.items()}
+    return SafetensorsSource(
+        given, [file for file, _ in parts], Catalog(tensors, metadata, notices)
+    )
 
 
 class SafetensorsSource(BlockSource):
     """A safetensors checkpoint of one or more files."""
 
-    def __init__(self, path: str, parts: Sequence[tuple[OpenFile, Catalog]]) -> None:
-        super().__init__(path, [file for file, _ in parts])
-        catalogs = [catalog for _, catalog in parts]
-        self.catalog = Catalog(
-            {name: spec for catalog in catalogs for name, spec in catalog.tensors.items()},
-            # Where files differ, the first one's entry stands.
-            {key: text for catalog in catalogs[::-1] for key, text in catalog.metadata.items()},
-        )
+    def __init__(self, path: str, files: Sequence[OpenFile], catalog: Catalog) -> None:
+        super().__init__(path, files)
+        self.catalog = catalog
         self._readers: dict[str, Any] = {}
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -77,6 +84,8 @@ class SafetensorsSource(BlockSource):
         from safetensors import safe_open
 
         if path not in self._readers:
+            if len(self._readers) >= _MOST_READERS:
+                self._readers.pop(next(iter(self._readers)))
             # The pread backend gives aligned copies; the mapping one may hand out odd addresses
             # and dies with the file if that is cut meanwhile.
             self._readers[path] = safe_open(path, framework="pt", backend="pread")

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from streamload.core.errors import CheckpointError, naming
 from streamload.core.specs import Catalog, Extent
 from streamload.core.wording import listed, printable
-from streamload.sources.block_source import BlockSource, read_each, refuse_repeats
+from streamload.sources.block_source import BlockSource, join_files, read_each
 from streamload.sources.files import OpenFile
 from streamload.sources.recognise import SNIFFED_BYTES, describe_start
 from streamload.sources.torch.legacy_format import is_legacy, read_legacy
@@ -84,11 +85,18 @@ class TorchSource(BlockSource):
         return read_values(self._files[stored.spec.file], stored)
 
 
-def open_torch(paths: Sequence[str], *, given: str, prefix: str | None = None) -> TorchSource:
+def open_torch(
+    paths: Sequence[str],
+    *,
+    given: str,
+    prefix: str | None = None,
+    owners: Mapping[str, str] = MappingProxyType({}),
+) -> TorchSource:
     """Open torch files as one checkpoint; only their headers are read.
 
     ``given`` is the path the user named, for messages. ``prefix`` is that of the names that are
-    wanted: it may name one of several state dicts in a file. The tensors stand in the order of the
+    wanted: it may name one of several state dicts in a file. ``owners`` is the file of each
+    tensor, as the index says. The tensors stand in the order of the
     files and of the state dicts in them.
 
     Raises:
@@ -96,10 +104,10 @@ def open_torch(paths: Sequence[str], *, given: str, prefix: str | None = None) -
     """
     with ExitStack() as opened:
         parts = read_each(paths, lambda f: read_torch_file(f, prefix), opened, given=given)
-        specs = [{name: stored.spec for name, stored in p.tensors.items()} for p in parts]
-        refuse_repeats(specs, given=given)
+        files = ((part.file.path, part.tensors) for part in parts)
+        tensors, notices = join_files(files, given=given, owners=owners)
         opened.pop_all()
-    return TorchSource(given, parts, {name: t for p in parts for name, t in p.tensors.items()})
+    return TorchSource(given, parts, tensors, notices)
 
 
 def read_torch_file(file: OpenFile, prefix: str | None = None) -> TorchFile:
