@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from streamload.mapping.binding import Mapper
 from streamload.module.commit import OnAssign
 from streamload.planning import Plan
 from streamload.sources.base import Source
+from streamload.sources.config.generation_settings import generation_settings
 from streamload.sources.detect import open_layers
 from streamload.system.gc_pause import without_collections
 
@@ -31,11 +32,16 @@ _MANY = 2000
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in eval mode, the report of its load, and its configuration."""
+    """A model in eval mode, the report of its load, and its configuration.
+
+    ``generation_config`` holds the settings of ``generation_config.json``, and those of
+    ``config.json`` that it leaves open: ``eos_token_id``, ``temperature``, ``top_p``, ...
+    """
 
     model: nn.Module
     report: LoadReport
     config: dict[str, Any]
+    generation_config: dict[str, Any] = field(default_factory=dict)
 
 
 def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded:
@@ -48,7 +54,7 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
 
     Returns:
         ``.model`` (eval mode; called as ``model(ids)`` with a LongTensor [batch, n], returns
-        logits [batch, n, vocabulary]), ``.report``, ``.config``.
+        logits [batch, n, vocabulary]), ``.report``, ``.config``, ``.generation_config``.
 
     Raises:
         CheckpointError: the files cannot be used.
@@ -61,10 +67,12 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
     pause = without_collections(_MANY if settings.mode == "map" else 0)
     with pause, open_layers(path, settings.layers) as source:
         model, config, job = build(source, settings)
+        generation, notices = generation_settings(source.path, config)
         report = run(job).commit()
+    report = replace(report, notices=(*report.notices, *notices))
     # What an export writes as config.json: the model's own configuration has not all fields.
     model.published_config = config  # type: ignore[assignment]
-    return Loaded(model.eval(), report, config)
+    return Loaded(model.eval(), report, config, generation)
 
 
 def load_into(
