@@ -10,7 +10,7 @@ from typing import Any
 from bench.checkpoints import results_dir
 from bench.job import Job
 from bench.machine import head_line
-from streamload.measuring.peers import Peer
+from streamload.measuring.peers import FilePeer, Peer
 from streamload.measuring.rounds import in_turns, measure_load, prepare, set_cache
 
 
@@ -47,6 +47,9 @@ def compare(
     ready: list[Peer] = []
     for peer in peers:
         reason = peer.available()
+        if isinstance(peer, FilePeer) and peer.delivers.startswith("module"):
+            # Its model has published names, and would be filled at random.
+            reason = reason or asked.job(peer).foreign_names()
         if reason is None and peer.prepare is not None:
             tell(f"preparing: {peer.label}")
             reason = prepare(peer, job_for(peer, path, dtype, workers))

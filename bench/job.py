@@ -39,6 +39,10 @@ class Job(peers.Job):
         """The same, read without streamload."""
         return list(self.entries.values())
 
+    def foreign_names(self) -> str | None:
+        """Why other libraries cannot make a model of the files: they have streamload's names."""
+        return "cannot read these names" if "tok_embed.weight" in self.entries else None
+
     def check(self, peer: Peer, result: Any) -> str:
         from bench.values import check
 

@@ -26,7 +26,7 @@ SIGNATURES = {
     "open_checkpoint": "path",
     "convert": "source path * names dtype max_shard_bytes progress",
     "export": "module path * mapping dtype max_shard_bytes",
-    "generate": "model ids * max_new_tokens temperature top_k seed stop_token",
+    "generate": "model ids * max_new_tokens temperature top_k top_p seed stop_token",
     "empty_weights": "",
     "mapping_for": "model_type config",
 }
@@ -37,7 +37,13 @@ DEFAULTS = {
     "iter_tensors": {"names": None},
     "convert": {"names": "published", "dtype": None, "max_shard_bytes": None, "progress": None},
     "export": {"mapping": "auto", "dtype": None, "max_shard_bytes": None},
-    "generate": {"temperature": 0.0, "top_k": None, "seed": None, "stop_token": None},
+    "generate": {
+        "temperature": 0.0,
+        "top_k": None,
+        "top_p": None,
+        "seed": None,
+        "stop_token": None,
+    },
 }
 OPTIONS = (
     "dtype device mode layout workers chunk_bytes strict layers prefix check_memory ties overflow "

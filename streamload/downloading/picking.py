@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from streamload.saving.extras import COMPANIONS
+from streamload.saving.extras import is_companion
 from streamload.sources.folders import INDEXES, NOT_WEIGHTS, PART_OF, TORCH_ENDINGS
 
-_BESIDE = ("config.json", "params.json", *COMPANIONS)
+_BESIDE = ("config.json", "params.json")
 # Weights of something else than the model, or a second copy of them.
 _NOT_FIRST = (*NOT_WEIGHTS, "consolidated", "flax_", "tf_")
 
@@ -29,7 +29,7 @@ def pick_files(
     """
     top = sorted(name for name in names if "/" not in name)
     weights = _weights(top, shards_of)
-    beside = [name for name in top if name in _BESIDE]
+    beside = [name for name in sorted(names) if name in _BESIDE or is_companion(name)]
     return (*beside, *weights) if weights else ()
 
 

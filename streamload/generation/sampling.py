@@ -21,6 +21,7 @@ def generate(
     max_new_tokens: int,
     temperature: float = 0.0,
     top_k: int | None = None,
+    top_p: float | None = None,
     seed: int | None = None,
     stop_token: int | Collection[int] | None = None,
 ) -> Iterator[int]:
@@ -37,6 +38,7 @@ def generate(
         max_new_tokens: yield at most this many.
         temperature: 0 takes the most likely token, the first of several that tie; above 0 draws.
         top_k: draw from the k most likely tokens only.
+        top_p: of these, draw from the fewest most likely tokens whose chances add up to this.
         seed: draw with a generator of its own: the same seed gives the same text, and torch's
             global one is left alone.
         stop_token: stop when this token, or one of these, would come next; it is not yielded.
@@ -48,7 +50,7 @@ def generate(
     """
     device = _device_of(model)
     prompt = _prompt(model, ids).to(device)
-    _check_numbers(max_new_tokens, temperature, top_k, seed)
+    _check_numbers(max_new_tokens, temperature, top_k, top_p, seed)
     total = prompt.shape[1] + max_new_tokens
     limit = _context_length(model)
     if limit is not None and total > limit:
@@ -57,12 +59,19 @@ def generate(
             f"model's {limit} positions"
         )
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
-    pick = partial(_pick, temperature=float(temperature), top_k=top_k, generator=generator)
+    pick = partial(
+        _pick, temperature=float(temperature), top_k=top_k, top_p=top_p, generator=generator
+    )
     return _steps(model, prompt, max_new_tokens, pick, _stops(stop_token))
 
 
 def _pick(
-    logits: Tensor, *, temperature: float, top_k: int | None, generator: torch.Generator | None
+    logits: Tensor,
+    *,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    generator: torch.Generator | None,
 ) -> Tensor:
     """One token, [1, 1], from logits [vocabulary]."""
     logits = logits.float()
@@ -73,6 +82,11 @@ def _pick(
         logits, candidates = logits.topk(top_k)
     # Shifted first: a tiny temperature must not turn all the logits into infinities.
     chances = torch.softmax((logits - logits.max()) / temperature, dim=0)
+    if top_p is not None and top_p < 1:
+        chances, order = chances.sort(descending=True)
+        # The most likely token stays in any case; multinomial takes chances of any sum.
+        chances = chances * (chances.cumsum(0) - chances < top_p)
+        candidates = order if candidates is None else candidates[order]
     drawn = torch.multinomial(chances, 1, generator=generator)
     return (drawn if candidates is None else candidates[drawn]).view(1, 1)
 
@@ -129,13 +143,19 @@ def _prompt(model: nn.Module, ids: Tensor | Sequence[int]) -> Tensor:
 
 
 def _check_numbers(
-    max_new_tokens: int, temperature: float, top_k: int | None, seed: int | None
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int | None,
 ) -> None:
     _whole("max_new_tokens", max_new_tokens, least=0)
     if not (math.isfinite(temperature) and temperature >= 0):
         raise ValueError(f"temperature must be a finite number, 0 or more: {temperature!r}")
     if top_k is not None:
         _whole("top_k", top_k, least=1)
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p must be above 0 and at most 1: {top_p!r}")
     if seed is not None:
         _whole("seed", seed, least=0)
 

@@ -12,6 +12,8 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _MAX_HELD = 3  # a UTF-8 character has at most three bytes before its last one
 _CONTEXT_TOKENS = 8  # how a token decodes can depend on those before it (a leading space)
 _WINDOW_TOKENS = 64
+# Tokenizers of other kinds: SentencePiece's, Mistral's, tiktoken's.
+_UNREAD = ("tokenizer.model", "tokenizer.model.v3", "spiece.model", "tekken.json", "qwen.tiktoken")
 
 
 class Tokenizer:
@@ -99,6 +101,14 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
         raise
     except Exception as error:
         raise CheckpointError(f"not {what}: {error}", path=path) from error
+    others = [name for name in _UNREAD if os.path.isfile(os.path.join(folder, name))]
+    if others:
+        raise CheckpointNotFoundError(
+            f"no tokenizer.json in this folder, only {' and '.join(others)}, which is not read "
+            "here; transformers makes a tokenizer.json of it: AutoTokenizer.from_pretrained(DIR)"
+            ".save_pretrained(DIR); or give token ids (--tokens 1,2,3)",
+            path=folder,
+        )
     raise CheckpointNotFoundError(
         "no tokenizer in this folder: looked for tokenizer.json, or vocab.json with merges.txt; "
         "without one, give token ids (--tokens 1,2,3)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from streamload.module.commit import OnAssign, commit
 from streamload.planning.explaining import scale_notices
 from streamload.planning.records import Plan
 from streamload.sources.base import Source
+from streamload.sources.config.generation_settings import generation_settings
 from streamload.sources.detect import open_layers
 from streamload.system.gc_pause import without_collections
 
@@ -34,11 +35,16 @@ _MANY = 2000
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in eval mode, the report of its load, and its configuration."""
+    """A model in eval mode, the report of its load, and its configuration.
+
+    ``generation_config`` holds the settings of ``generation_config.json``, and those of
+    ``config.json`` that it leaves open: ``eos_token_id``, ``temperature``, ``top_p``, ...
+    """
 
     model: nn.Module
     report: LoadReport
     config: dict[str, Any]
+    generation_config: dict[str, Any] = field(default_factory=dict)
 
 
 def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded:
@@ -51,7 +57,7 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
 
     Returns:
         ``.model`` (eval mode; called as ``model(ids)`` with a LongTensor [batch, n], returns
-        logits [batch, n, vocabulary]), ``.report``, ``.config``.
+        logits [batch, n, vocabulary]), ``.report``, ``.config``, ``.generation_config``.
 
     Raises:
         CheckpointError: the files cannot be used.
@@ -64,11 +70,13 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
     pause = without_collections(_MANY if settings.mode == "map" else 0)
     with pause, open_layers(path, settings.layers, settings.prefix) as source:
         model, config, job = build(source, settings)
+        generation, notices = generation_settings(source.path, config)
         finished = run(job)
         commit(model, finished.plan, finished.loaded)
+    report = replace(finished.report, notices=(*finished.report.notices, *notices))
     # What an export writes as config.json: the model's own configuration has not all fields.
     model.published_config = config  # type: ignore[assignment]
-    return Loaded(model.eval(), finished.report, config)
+    return Loaded(model.eval(), report, config, generation)
 
 
 def load_into(

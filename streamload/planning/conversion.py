@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from streamload.core.dtypes import BY_NAME
 from streamload.core.options import Settings
 from streamload.core.specs import Catalog, TensorSpec
 from streamload.mapping.choose import choose_binding
@@ -20,6 +21,8 @@ from streamload.planning.explaining import listed
 from streamload.planning.inverse import build_export_plan
 from streamload.planning.records import Comparison, Plan, Targets, TargetSpec
 
+_HEAD = "lm_head.weight"
+
 
 @dataclass(frozen=True)
 class Conversion:
@@ -27,7 +30,8 @@ class Conversion:
 
     Attributes:
         plan: its tensors are the new checkpoint's; its comparisons must hold.
-        names: ``"published"``, ``"local"``, or ``"stored"`` where there is no name table.
+        names: ``"published"``, ``"local"``, or ``"stored"`` where there is no name table, or the
+            checkpoint is not just what its table knows.
         config: for ``config.json``; None if nothing is known.
     """
 
@@ -63,11 +67,16 @@ def plan_conversion(
         kept = "names, layout and values are kept as stored"
         return Conversion(plan.noticed(f"{said}; {kept}"), "stored", config)
     table = _published_table(config, catalog)
+    reason = ""
     if table is None:
-        plan = build_plan(catalog, None, None, options, source=source)
         kind = f"model_type {config.get('model_type')!r}" if config else "it: no config.json"
-        notice = f"no name table for {kind}; names and layout are kept as stored"
-        return Conversion(plan.noticed(notice), "stored", config)
+        reason = f"no name table for {kind}"
+    elif names == "published":
+        reason = _beyond_table(catalog, config, table, options, source)
+    if table is None or reason:
+        plan = build_plan(catalog, None, None, options, source=source)
+        plan = plan.noticed(f"{reason}; names and layout are kept as stored")
+        return Conversion(plan.refused(*_quantised(catalog, config, options)), "stored", config)
     stored_map, _ = choose_binding(config, catalog, None)
     if names == "published" and stored_map == table:
         return Conversion(_renamed(catalog, table, options, source), names, config)
@@ -75,6 +84,51 @@ def plan_conversion(
     if names == "local" or not local.ok:
         return Conversion(local, names, config)
     return Conversion(_published(local, table), names, config)
+
+
+def _beyond_table(
+    catalog: Catalog,
+    config: Mapping[str, Any] | None,
+    table: NameMap,
+    options: Settings,
+    source: str,
+) -> str:
+    """Why the names of another model than the table's are kept; empty where they are its own.
+
+    Nothing of the table's model may be missing but the head: a name that is misspelt is refused.
+    """
+    mapper = choose_binding(config, catalog, None)[0] or _unchanged(table)
+    plan = build_plan(catalog, mapper, None, replace(options, strict=False), source=source)
+    quantised = any(_quantised(catalog, config, options))
+    known = len(catalog) - len(plan.unexpected)
+    if known and not quantised and any(n != _HEAD for n in plan.missing):
+        return ""
+    if not known:
+        return f"no name fits the table of {table.model_type}"
+    if plan.unexpected:
+        count, names = len(plan.unexpected), listed(map(repr, plan.unexpected), 4)
+        unknown = "name is" if count == 1 else "names are"
+        return f"{count} {unknown} not in the table of {table.model_type} ({names})"
+    return f"there is no {_HEAD!r}" if plan.missing else ""
+
+
+def _quantised(
+    catalog: Catalog, config: Mapping[str, Any] | None, options: Settings
+) -> Iterator[str]:
+    """A cast of numbers that mean nothing without their scales is refused."""
+    if options.dtype is None:
+        return
+    stored = (config or {}).get("quantization_config")
+    scaled = any(BY_NAME[s.dtype].kind == "float8" for s in catalog.tensors.values()) and any(
+        "scale" in name.rpartition(".")[2] for name in catalog
+    )
+    if stored or scaled:
+        method = stored.get("quant_method") if isinstance(stored, Mapping) else None
+        says = f"config.json has a quantization_config ({method})" if stored else "it has scales"
+        yield (
+            f"the checkpoint is quantised ({says}): a cast would change what its numbers mean; "
+            "without a dtype they are copied as they are"
+        )
 
 
 def _published_table(config: Mapping[str, Any] | None, catalog: Catalog) -> NameMap | None:
@@ -95,6 +149,9 @@ def _local_plan(
     catalog: Catalog, mapper: NameMap, table: NameMap, options: Settings, source: str
 ) -> Plan:
     plan = build_plan(catalog, mapper, None, options, source=source)
+    if not plan.unexpected and plan.missing == (_HEAD,):  # a model without one is whole
+        lenient = replace(options, strict=False)
+        plan = build_plan(catalog, mapper, None, lenient, source=source)
     return _tied(_left_out(plan), table.ties)
 
 

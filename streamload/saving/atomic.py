@@ -113,6 +113,22 @@ def put_in_place(temporary: str, path: str) -> None:
     os.replace(temporary, path)
 
 
+@contextmanager
+def locked(folder: str) -> Iterator[None]:
+    """One process at a time puts files in place there; where there are no locks, none waits."""
+    descriptor = -1
+    with suppress(ImportError, OSError):
+        import fcntl
+
+        descriptor = os.open(folder, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
 class StagedFile(LateFile):
     """A file under a temporary name; ``commit`` gives it its own, ``discard`` removes it.
 

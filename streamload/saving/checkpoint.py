@@ -20,8 +20,10 @@ from streamload.sources.base import Source
 from streamload.sources.index import read_index
 from streamload.system.peaks import PeakSampler
 
-_FILE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+# What a folder's weights are called. Those under our own names get a name of their own: as
+# model.safetensors other libraries would take them for their class's and make a random model.
+_STEMS = {"published": "model", "local": "local"}
+_INDEXES = tuple(f"{stem}.safetensors.index.json" for stem in _STEMS.values())
 
 
 def write_checkpoint(
@@ -30,6 +32,7 @@ def write_checkpoint(
     path: str,
     *,
     extras: Mapping[str, bytes],
+    names: str = "published",
     max_shard_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
@@ -40,6 +43,7 @@ def write_checkpoint(
         source: what the plan was made from.
         path: one file if it ends in ``.safetensors``, else a folder.
         extras: small files for a folder, by name (``config.json``, tokenizers).
+        names: ``"local"`` gives a folder's weights a file name that only streamload knows.
         max_shard_bytes: see ``lay_out``.
         progress: see ``fill``.
 
@@ -51,7 +55,8 @@ def write_checkpoint(
             raise ValueError("max_shard_bytes needs a folder, not one file")
         run, files = _write_file(plan, source, path, progress)
     else:
-        run, files = _write_folder(plan, source, path, extras, max_shard_bytes, progress)
+        file = f"{_STEMS.get(names, 'model')}.safetensors"
+        run, files = _write_folder(plan, source, path, file, extras, max_shard_bytes, progress)
     return ExportReport(
         path,
         tuple(files),
@@ -89,6 +94,7 @@ def _write_folder(
     plan: Plan,
     source: Source,
     path: str,
+    file: str,
     extras: Mapping[str, bytes],
     max_shard_bytes: int | None,
     progress: Progress | None,
@@ -97,21 +103,21 @@ def _write_folder(
         raise WriteError("is not a folder", path=path)
     _refuse_foreign_index(path)
     old = _old_files(path)
-    layouts = lay_out(plan.tensors, _FILE, max_shard_bytes=max_shard_bytes)
+    layouts = lay_out(plan.tensors, file, max_shard_bytes=max_shard_bytes)
     if len(layouts) > 1 and any(os.path.lexists(os.path.join(path, f.name)) for f in layouts):
         # A reader must never meet shards of two sets under one name.
         token = secrets.token_hex(4)
-        layouts = lay_out(plan.tensors, _FILE, max_shard_bytes=max_shard_bytes, token=token)
-    alone = len(layouts) == 1
+        layouts = lay_out(plan.tensors, file, max_shard_bytes=max_shard_bytes, token=token)
+    alone, index = len(layouts) == 1, f"{file}.index.json"
     with committing(StagedFolder(path, nbytes=sum(f.nbytes for f in layouts))) as folder:
         staged = [(f, folder.add(f.name, seals=alone)) for f in layouts]
         run = _fill_files(plan, source, staged, progress)
         if not alone:
-            folder.add(_INDEX, seals=True).write(index_text(layouts), 0)
+            folder.add(index, seals=True).write(index_text(layouts), 0)
         for name, text in extras.items():
             folder.add(name).write(text, 0)
     names = [f.name for f in layouts]
-    _remove_stale(path, old, {*names, *([] if alone else [_INDEX])})
+    _remove_stale(path, old, {*names, *([] if alone else [index])})
     return run, names
 
 
@@ -133,7 +139,7 @@ def _refuse_foreign_index(folder: str) -> None:
     if not os.path.isdir(folder):
         return
     names = [n for n in os.listdir(folder) if n.lower().endswith(".safetensors.index.json")]
-    foreign = sorted(n for n in names if n != _INDEX and not n.startswith("."))
+    foreign = sorted(n for n in names if n not in _INDEXES and not n.startswith("."))
     if foreign:
         raise WriteError(
             f"holds {foreign[0]!r}, which readers would follow instead of the new files; choose "
@@ -147,15 +153,16 @@ def _old_files(folder: str) -> list[str]:
 
     The index may be anybody's: only safetensors files of the folder itself are believed.
     """
-    index = os.path.join(folder, _INDEX)
-    if not os.path.isfile(index):
-        return [_FILE] if os.path.isfile(os.path.join(folder, _FILE)) else []
-    try:
-        named = sorted(set(read_index(index).values()))
-    except CheckpointError:
-        named = []
-    shards = [n for n in named if n.endswith(".safetensors") and n == os.path.basename(n)]
-    return [_INDEX, *(n for n in shards if os.path.isfile(os.path.join(folder, n)))]
+    old: list[str] = []
+    for index in _INDEXES:
+        named = [index.removesuffix(".index.json")]
+        if os.path.isfile(os.path.join(folder, index)):
+            old.append(index)
+            with suppress(CheckpointError):
+                named = sorted(set(read_index(os.path.join(folder, index)).values()))
+        shards = [n for n in named if n.endswith(".safetensors") and n == os.path.basename(n)]
+        old += [n for n in shards if os.path.isfile(os.path.join(folder, n))]
+    return old
 
 
 def _remove_stale(folder: str, old: Sequence[str], new: set[str]) -> None:

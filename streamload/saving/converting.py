@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from streamload.core.errors import CheckpointError
 from streamload.core.options import bound_of_shards, settings_from
 from streamload.core.report import ExportReport, LoadedTensor
+from streamload.core.wording import listed, printable
 from streamload.engine.reduce import compare
 from streamload.mapping.configuration import config_or_guess
 from streamload.planning.conversion import plan_conversion
 from streamload.planning.records import Plan
 from streamload.saving.checkpoint import peak_memory, write_checkpoint
-from streamload.saving.extras import config_text, tokenizer_files
+from streamload.saving.extras import companions, config_text, left_behind
 from streamload.saving.file_layout import only_writable
 from streamload.sources.base import Source
 from streamload.sources.detect import open_checkpoint
@@ -41,13 +42,15 @@ def convert(
 
     Published names keep the published layout (transformers loads the result); local names have
     the layout of the models here, ``[out, in]`` and cast, so that ``load(path, mode="map")`` is
-    ready at once. Without a name table for the checkpoint's architecture names stay as they are.
+    ready at once; only streamload reads them, so in a folder they are in ``local.safetensors``.
+    Without a name table for the checkpoint's architecture, or where it holds names beyond the
+    table or no head, names stay as they are.
 
     Args:
         source: a checkpoint, as ``load`` takes it.
         path: one file if it ends in ``.safetensors``, otherwise a folder that gets the weights,
-            ``config.json`` and the tokenizer's files. It may be the source itself: what is there
-            stays whole until the new files are.
+            ``config.json`` and the files of tokenizer, processors and generation. It may be the
+            source itself: what is there stays whole until the new files are.
         names: ``"published"`` or ``"local"``.
         dtype: cast floating-point tensors to it; rotary tables are never cast.
         max_shard_bytes: tensor data in one file, at most; a folder only.
@@ -74,18 +77,22 @@ def convert(
         plan = only_writable(conversion.plan)
         plan.raise_if_refused()
         _refuse_unequal_ties(plan, opened)
+        extras = _extras(opened, plan, conversion.config, target)
         report = write_checkpoint(
             plan,
             opened,
             target,
-            extras=_extras(opened, plan, conversion.config, target),
+            extras=extras,
+            names=conversion.names,
             max_shard_bytes=max_shard_bytes,
             progress=progress,
         )
+        notices += (*plan.notices, *_casts(plan.ledger), *report.notices)
+        notices += tuple(_about(opened, conversion.names, target, extras))
     return replace(
         report,
         names=conversion.names,
-        notices=(*notices, *plan.notices, *_casts(plan.ledger), *report.notices),
+        notices=notices,
         elapsed_s=time.perf_counter() - start_s,
         memory=peak_memory(sampler),
     )
@@ -109,12 +116,33 @@ def _extras(
     source: Source, plan: Plan, config: Mapping[str, Any] | None, path: str
 ) -> dict[str, bytes]:
     """Small files for the new folder; none beside a single file."""
-    if path.lower().endswith(".safetensors"):
+    if _is_file(path):
         return {}
-    extras = tokenizer_files(folder_of(source.path), path)
+    extras = companions(folder_of(source.path), path)
     if config is not None:
         extras["config.json"] = config_text(config, plan)
     return extras
+
+
+def _is_file(path: str) -> bool:
+    return path.lower().endswith(".safetensors")
+
+
+def _about(source: Source, names: str, path: str, extras: Mapping[str, bytes]) -> Iterator[str]:
+    """Who reads what was written, and what of the old folder is not in the new one."""
+    if names == "local":
+        yield (
+            "local names: only streamload reads them; for other libraries, convert with "
+            "names='published' (--names published)"
+        )
+    folder = folder_of(source.path)
+    if _is_file(path) or os.path.isfile(source.path) or os.path.samefile(folder, path):
+        return
+    weights = {os.path.basename(spec.file) for spec in source.catalog.tensors.values()}
+    indexes = {name for name in os.listdir(folder) if name.endswith(".index.json")}
+    left = left_behind(folder, path, {*extras, *weights, *indexes})
+    if left:
+        yield f"not copied: {listed(map(printable, left), 12)}"
 
 
 def _casts(written: Sequence[LoadedTensor]) -> list[str]:

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from streamload.planning.records import Plan
 from streamload.sources.files import OpenFile
 
-# Files beside the weights that say how to use the model: the tokenizer's and generation's.
-COMPANIONS = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "spiece.model",
-    "chat_template.jinja",
-    "chat_template.json",
+# Files beside the weights that say how to use the model: the tokenizer's, the processors',
+# generation's. A pattern stands for names in one folder.
+_COMPANIONS = (
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model*", "*_tokenizer.json"),
+    *("special_tokens_map.json", "added_tokens.json", "tekken.json", "*.tiktoken"),
+    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model"),
+    *("*processor_config.json", "chat_template*", "additional_chat_templates/*"),
     "generation_config.json",
-    "20B_tokenizer.json",
 )
 _MAX_BYTES = 64 << 20
 
@@ -42,21 +36,58 @@ def config_text(config: Mapping[str, Any], plan: Plan) -> bytes:
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
-def tokenizer_files(folder: str, target: str) -> dict[str, bytes]:
-    """The tokenizer's and generation's files in ``folder``, as far as they are not in ``target``
-    as the very same files.
+def is_companion(name: str) -> bool:
+    """True for a file, relative to the checkpoint's folder, that comes along with the weights."""
+    return any(
+        fnmatchcase(name, pattern) and name.count("/") == pattern.count("/")
+        for pattern in _COMPANIONS
+    )
+
+
+def companions(folder: str, target: str) -> dict[str, bytes]:
+    """The companions in ``folder``, as far as they are not in ``target`` as the same files.
 
     Raises:
         CheckpointError, ReadError: one of them cannot be read.
     """
     found: dict[str, bytes] = {}
-    for name in COMPANIONS:
-        path = os.path.join(folder, name)
-        if not os.path.isfile(path) or os.path.getsize(path) > _MAX_BYTES:
+    for name in filter(is_companion, _files_below(folder)):
+        path, there = os.path.join(folder, name), os.path.join(target, name)
+        if os.path.getsize(path) > _MAX_BYTES:
             continue
-        there = os.path.join(target, name)
         if os.path.exists(there) and os.path.samefile(path, there):
             continue
         with OpenFile(path) as file:
             found[name] = file.read(0, file.size_bytes)
     return found
+
+
+def left_behind(folder: str, target: str, taken: Collection[str]) -> list[str]:
+    """What else is in ``folder``, hidden files and what is in ``target`` as well left out.
+
+    Args:
+        folder: of the source.
+        target: the new folder.
+        taken: names of files that came along, or are the weights.
+    """
+    whole = {name.partition("/")[0] for name in taken if "/" in name}
+    # The new folder may lie in the old one.
+    whole.add(os.path.relpath(os.path.realpath(target), os.path.realpath(folder)).split(os.sep)[0])
+    return [
+        name + ("/" if os.path.isdir(os.path.join(folder, name)) else "")
+        for name in sorted(os.listdir(folder))
+        if not name.startswith(".") and name not in taken and name not in whole
+        if not os.path.exists(os.path.join(target, name))
+    ]
+
+
+def _files_below(folder: str) -> list[str]:
+    """The files in a folder and in those directly in it, relative to it, with ``/``."""
+    found = []
+    for name in sorted(os.listdir(folder)):
+        path = os.path.join(folder, name)
+        below = (
+            sorted(os.listdir(path)) if os.path.isdir(path) and is_companion(f"{name}/x") else []
+        )
+        found += [name, *(f"{name}/{inner}" for inner in below)]
+    return [name for name in found if os.path.isfile(os.path.join(folder, name))]

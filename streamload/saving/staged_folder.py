@@ -9,6 +9,7 @@ from contextlib import suppress
 from streamload.saving.atomic import (
     StagedFile,
     check_space,
+    locked,
     remove_leftovers,
     sync_folder,
     temporary_name,
@@ -82,14 +83,29 @@ class StagedFolder:
         """Put all files in place."""
         for file in self._files:
             file.finish()
-        for file in self._files:
-            file.commit()
-            self._sealed |= file is self._seal
-        if self._is_new:
-            with translated(self.path):
-                os.rename(self._folder, self.path)
-            if self._durable:
-                sync_folder(os.path.dirname(self.path) or os.curdir)
+        parent = os.path.dirname(self.path) or os.curdir
+        with locked(parent):  # two sets that go to one place must not mix
+            for file in self._files:
+                file.commit()
+                self._sealed |= file is self._seal
+            if self._is_new:
+                with translated(self.path):
+                    self._put_folder_in_place()
+        if self._is_new and self._durable:
+            sync_folder(parent)
+
+    def _put_folder_in_place(self) -> None:
+        try:
+            os.rename(self._folder, self.path)
+        except OSError:
+            if not os.path.isdir(self.path):
+                raise
+            # Another process has made the folder meanwhile: this set replaces its files.
+            for file in self._files:
+                there = os.path.join(self.path, os.path.relpath(file.path, self._folder))
+                os.makedirs(os.path.dirname(there), exist_ok=True)
+                os.replace(file.path, there)
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def discard(self) -> None:
         """Remove everything that was written, and the folders that were made for it."""

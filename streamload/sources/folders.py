@@ -45,7 +45,7 @@ def choose_files(files: Sequence[str], endings: tuple[str, ...]) -> list[str] | 
         raise CheckpointError(f"several indexes: {', '.join(indexes)}; pass the one that is meant")
     if indexes:
         return (preferred or indexes)[:1]
-    for name in ("model.safetensors", "pytorch_model.bin"):
+    for name in ("model.safetensors", "pytorch_model.bin", "local.safetensors"):
         if name in kinds:
             return [name]
     # Mistral's folders repeat all weights under other names in consolidated*: a last resort.

@@ -17,12 +17,12 @@ from streamload.core.options import Progress, Settings
 from streamload.core.specs import Extent, TensorSpec
 from streamload.engine.lanes.cpu import Buffer
 from streamload.engine.threads import use_one_torch_thread
-from streamload.sources.addresses import Address, content_address
+from streamload.sources.addresses import Address
 from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of
 from streamload.sources.files import OpenFile
 from streamload.sources.hub import folder_of
-from streamload.verifying.pieces import Piece, Segment, pieces_of
+from streamload.verifying.pieces import Piece, Segment, expected_digest, pieces_of
 from streamload.verifying.verify_report import DigestCheck, OddValues, VerifyReport
 
 _TICK_S = 0.1
@@ -141,12 +141,12 @@ def _digest(address: Address | None, nbytes: int) -> _Digest | None:
 
 
 def _read_small_files(source: Source, reading: _Reading) -> None:
-    """The other files of a snapshot in a hub cache: configuration, tokenizer, index."""
+    """The other files of a snapshot or a download: configuration, tokenizer, index."""
     folder = folder_of(source.path)
     weights = {os.path.realpath(spec.file) for spec in source.catalog.tensors.values()}
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
-        address = content_address(path)
+        address = expected_digest(path)
         if address is None or os.path.realpath(path) in weights or not os.path.isfile(path):
             continue
         with OpenFile(path) as file:

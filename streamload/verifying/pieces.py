@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -13,6 +15,7 @@ from streamload.sources.addresses import Address, content_address
 from streamload.sources.base import Source
 
 _PIECE_BYTES = 64 << 20
+_FOLDERS_ABOVE = 4  # a file may lie in a subfolder of what was fetched
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ def pieces_of(source: Source) -> Iterator[Piece]:
     sums: Mapping[Extent, int] = getattr(source, "checksums", {})
     for file, segments in files.items():
         plain, shared = _apart(segments)
-        address = content_address(file)
+        address = expected_digest(file)
         if address is not None:
             digests = {Extent(file, 0, os.path.getsize(file)): address}
         else:
@@ -51,6 +54,28 @@ def pieces_of(source: Source) -> Iterator[Piece]:
         yield from _by_digest(file, plain, digests)
         for segment in shared:
             yield Piece(file, (segment,))
+
+
+def expected_digest(path: str) -> Address | None:
+    """What a file must have by its name in a hub cache, or by the hub's note of its download."""
+    return content_address(path) or _noted_at_download(path)
+
+
+def _noted_at_download(path: str) -> Address | None:
+    """The hub's etag of a file fetched into a folder (``--local-dir``), if it is a SHA-256.
+
+    ``.cache/huggingface/download/NAME.metadata`` holds the commit, the etag and the time. Etags
+    of small files are left alone: a config.json may be edited.
+    """
+    folder, name = os.path.split(os.path.abspath(path))
+    for _ in range(_FOLDERS_ABOVE):
+        note = os.path.join(folder, ".cache", "huggingface", "download", f"{name}.metadata")
+        with suppress(OSError, ValueError), open(note, encoding="utf-8") as file:
+            found = re.fullmatch(r"[^\n]*\n([0-9a-f]{64})(\n.*)?", file.read(4096), re.DOTALL)
+            return Address("sha256", found[1]) if found else None
+        folder, last = os.path.split(folder)
+        name = os.path.join(last, name)
+    return None
 
 
 def _apart(segments: list[Segment]) -> tuple[list[Segment], list[Segment]]:

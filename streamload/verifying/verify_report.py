@@ -80,7 +80,7 @@ class VerifyReport:
         non_finite: tensors with NaN or infinite values, by stored name; a notice, not a failure.
         all_zero: stored names of tensors that hold nothing but zeros (a zero bias is common).
         digests: every digest there is: SHA-256 or git's SHA-1 of files that a hub cache names by
-            content, CRC-32 of the storages of a .pt or .bin file.
+            content or notes at a download, CRC-32 of the storages of a .pt or .bin file.
         differences, only_here, only_there: of a comparison.
     """
 
@@ -147,7 +147,8 @@ class VerifyReport:
         lines.append(
             f"{good} of {len(self.digests)} digests fit"
             if self.digests
-            else "no digests to compare with: these files are not named by their content"
+            else "no digests to compare with: these files are not named by their content, and no "
+            "download of the hub has noted any"
         )
         return lines
 

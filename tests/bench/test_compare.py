@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import streamload
 from bench import checkpoints
 from bench.compare import compare, job_for, write_lines
 from bench.job import Job, find_peers
@@ -140,6 +141,15 @@ def test_each_failure_costs_only_its_own_row(tiny: str, tmp_path: Path) -> None:
     assert len({len(line) for line in table}) == 1
     assert {line.count("|") for line in table} == {len(tables.COLUMNS) + 1}
     assert "wrong: h.1.mlp.c_proj.weight" in text
+
+
+def test_other_libraries_cannot_read_local_names(tiny: str, tmp_path: Path) -> None:
+    streamload.convert(tiny, tmp_path / "local", names="local")
+    plant(tmp_path, "builds", "raise AssertionError", DELIVERS="module, stored layout")
+    peers = find_peers(["builds"], folders=[str(tmp_path)])
+    asked = Comparison(str(tmp_path / "local"), None, 1, 1)
+    _, line = compare(asked, peers)
+    assert (line["ok"], line["reason"]) == (False, "cannot read these names")
 
 
 def test_rounds_are_interleaved_and_each_row_has_their_median(tiny: str, tmp_path: Path) -> None:

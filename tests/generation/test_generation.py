@@ -136,6 +136,14 @@ def test_draws_follow_the_chances_temperature_and_top_k():
     assert shares(temperature=5.0, top_k=1) == [1, 0, 0, 0]
 
 
+def test_top_p_draws_from_the_fewest_likely_tokens():
+    assert shares(temperature=1.0, top_p=0.4) == [1, 0, 0, 0]
+    assert shares(temperature=1.0, top_p=0.6) == pytest.approx([2 / 3, 0, 1 / 3, 0], abs=0.04)
+    assert shares(temperature=1.0, top_p=1.0) == shares(temperature=1.0)
+    # The chances are those among the k most likely: 0.5 / 0.75 of them is enough.
+    assert shares(temperature=1.0, top_k=2, top_p=0.6) == [1, 0, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -154,6 +162,8 @@ def test_draws_follow_the_chances_temperature_and_top_k():
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"top_k": 0}, "top_k"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
         ({"seed": -1}, "seed"),
         ({"ids": [1] * 20, "max_new_tokens": 13}, "20 prompt tokens and 13 new .* 32 positions"),
     ],

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 import streamload
@@ -62,7 +64,7 @@ def test_local_bfloat16_folder_is_mapped_ready_to_compute(gpt2, tmp_path):
 
 def test_there_and_back_is_the_same_bits(gpt2, tmp_path):
     streamload.convert(gpt2, tmp_path / "local", names="local", max_shard_bytes=50_000)
-    assert (tmp_path / "local" / "model.safetensors.index.json").exists()
+    assert (tmp_path / "local" / "local.safetensors.index.json").exists()
     streamload.convert(tmp_path / "local", tmp_path / "back.safetensors")
     before, after = load_file(f"{gpt2}/model.safetensors"), load_file(tmp_path / "back.safetensors")
     assert len(after) == 28
@@ -98,7 +100,7 @@ def test_bin_source(gpt2, tmp_path):
         (tmp_path / "bin" / "config.json").write_bytes(file.read())
     streamload.convert(tmp_path / "bin", tmp_path / "out", names="local")
     assert torch.equal(
-        load_file(tmp_path / "out" / "model.safetensors")["blocks.0.attn.qkv.weight"],
+        load_file(tmp_path / "out" / "local.safetensors")["blocks.0.attn.qkv.weight"],
         tensors["h.0.attn.c_attn.weight"].t(),
     )
 
@@ -126,7 +128,7 @@ class TestTies:
         source = self.tied(gpt2, tmp_path / "tied", only_head=True)
         streamload.convert(source, tmp_path / "out", names=names)
         first = {"published": "wte.weight", "local": "tok_embed.weight"}[names]
-        found = load_file(tmp_path / "out" / "model.safetensors")
+        found = stored(tmp_path / "out")
         assert torch.equal(found[first], stored(gpt2)["wte.weight"])
         assert "lm_head.weight" not in found
 
@@ -178,6 +180,149 @@ class TestUnknownArchitecture:
         assert sorted(os.listdir(tmp_path / "out")) == ["model.safetensors"]
 
 
+def llama(folder, changes=(), config=None, drop=()):
+    """A tiny LLaMA in ``folder``, with other tensors beside or instead of its own."""
+    made = synthesize("llama-tiny", folder).path
+    tensors = {n: t for n, t in load_file(f"{made}/model.safetensors").items() if n not in drop}
+    save_file({**tensors, **dict(changes)}, f"{made}/model.safetensors")
+    with open(f"{made}/config.json", encoding="utf-8") as file:
+        changed = json.load(file) | (config or {})
+    (folder / "config.json").write_text(json.dumps(changed))
+    return made
+
+
+HEAD = "lm_head.weight"
+SCORE = {"score.weight": torch.ones(1, 64, dtype=torch.bfloat16)}
+VALUES = {"v_head.summary.weight": torch.ones(1, 64), "v_head.summary.bias": torch.zeros(1)}
+
+
+class TestBeyondTheTable:
+    @pytest.mark.parametrize(
+        ("changes", "drop", "says"),
+        [
+            (VALUES, (), r"2 names are not in the table of llama \('v_head"),
+            (SCORE, (HEAD,), r"1 name is not in the table of llama \('score.weight'\)"),
+            ({}, (HEAD,), "there is no 'lm_head.weight'"),
+            ({"model.layers.2.extra": torch.ones(2)}, (), "1 name is not in the table"),
+        ],
+        ids=["value head", "classifier", "no head", "another layer"],
+    )
+    def test_a_cast_keeps_all_names(self, tmp_path, changes, drop, says):
+        source = llama(tmp_path / "m", changes, drop=drop)
+        report = streamload.convert(source, tmp_path / "out", dtype="float32")
+        before, after = stored(source), load_file(tmp_path / "out" / "model.safetensors")
+        assert set(before) == set(after)
+        assert all(torch.equal(before[name].float(), after[name]) for name in after)
+        assert report.names == "stored"
+        (notice,) = (n for n in report.notices if "kept as stored" in n)
+        assert re.search(says, notice)
+
+    @pytest.mark.parametrize("prefix", ["pretrained_model.", "transformer.", "base."])
+    def test_wrapped_by_another_model(self, tmp_path, prefix):
+        source = llama(tmp_path / "m")
+        tensors = load_file(f"{source}/model.safetensors")
+        wrapped = {f"{prefix}{name}": tensor for name, tensor in tensors.items()} | VALUES
+        save_file(wrapped, f"{source}/model.safetensors")
+        streamload.convert(source, tmp_path / "out", dtype="float16")
+        assert set(load_file(tmp_path / "out" / "model.safetensors")) == set(wrapped)
+
+    def test_without_a_head_to_local_names_and_back(self, tmp_path):
+        source = llama(tmp_path / "m", drop=(HEAD,))
+        streamload.convert(source, tmp_path / "local", names="local")
+        streamload.convert(tmp_path / "local", tmp_path / "back")
+        found = stored(tmp_path / "local")
+        assert "lm_head.weight" not in found
+        assert "tok_embed.weight" in found
+
+    def test_unknown_names_have_no_local_ones(self, tmp_path):
+        source = llama(tmp_path / "m", VALUES)
+        with pytest.raises(PlanError, match="v_head"):
+            streamload.convert(source, tmp_path / "out", names="local")
+
+    def test_more_than_the_head_is_missing(self, tmp_path):
+        source = llama(tmp_path / "m", VALUES, drop=("model.norm.weight",))
+        with pytest.raises(PlanError, match="final_ln"):
+            streamload.convert(source, tmp_path / "out", dtype="float32")
+
+    @pytest.mark.parametrize(
+        "config", [{"quantization_config": {"quant_method": "gptq"}}, {}], ids=["config", "scales"]
+    )
+    def test_quantised_numbers_are_copied_and_never_cast(self, tmp_path, config):
+        name = "model.layers.0.mlp.up_proj.weight"
+        small = torch.ones(160, 64).to(torch.float8_e4m3fn)
+        changes = {name: small, f"{name}_scale_inv": torch.ones(2, 1)}
+        source = llama(tmp_path / "m", changes, config)
+        with pytest.raises(PlanError, match="is quantised"):
+            streamload.convert(source, tmp_path / "out", dtype="float32")
+        assert not (tmp_path / "out").exists()
+        streamload.convert(source, tmp_path / "out")
+        assert stored(tmp_path / "out")[name].dtype == torch.float8_e4m3fn
+
+
+class TestCompanions:
+    NAMES = (
+        *("generation_config.json", "preprocessor_config.json", "processor_config.json"),
+        *("video_preprocessor_config.json", "chat_template.jinja", "tekken.json"),
+        *("tokenizer.model", "tokenizer.model.v3", "vocab.json", "qwen.tiktoken"),
+        *("additional_chat_templates/tool_use.jinja", "additional_chat_templates/rag.jinja"),
+    )
+    LEFT = ("README.md", "modeling_custom.py", "1_Pooling/config.json", "pytorch_model.bin")
+
+    def folder(self, path):
+        source = llama(path)
+        for name in (*self.NAMES, *self.LEFT, ".gitattributes"):
+            (path / name).parent.mkdir(exist_ok=True)
+            (path / name).write_text(f"content of {name}")
+        return source
+
+    @pytest.mark.parametrize("names", ["published", "local"])
+    def test_they_come_along_and_the_rest_is_listed(self, tmp_path, names):
+        source = self.folder(tmp_path / "m")
+        report = streamload.convert(source, tmp_path / "out", names=names)
+        for name in self.NAMES:
+            assert (tmp_path / "out" / name).read_text() == f"content of {name}"
+        notice = "not copied: 1_Pooling/, README.md, modeling_custom.py, pytorch_model.bin"
+        assert notice in report.notices
+
+    def test_onto_itself_and_into_itself(self, tmp_path):
+        source = self.folder(tmp_path / "m")
+        inside = streamload.convert(source, tmp_path / "m" / "new" / "out")
+        assert not any("new" in n for n in inside.notices)
+        report = streamload.convert(source, source, dtype="float32")
+        assert not any("not copied" in n for n in report.notices)
+        assert (tmp_path / "m" / "README.md").exists()
+
+
+class TestLocalNames:
+    @pytest.mark.parametrize("bound", [None, 50_000])
+    def test_no_other_library_takes_the_folder_for_its_own(self, gpt2, tmp_path, bound):
+        out = tmp_path / "out"
+        report = streamload.convert(gpt2, out, names="local", max_shard_bytes=bound)
+        assert all(name.startswith("local") for name in report.files)
+        assert any("only streamload reads them" in n for n in report.notices)
+        for cls in (transformers.AutoModelForCausalLM, transformers.GPT2LMHeadModel):
+            with pytest.raises(OSError, match=r"no file named model\.safetensors"):
+                cls.from_pretrained(out)
+        assert streamload.load(out).report.ok
+
+    def test_older_folders_open(self, gpt2, tmp_path):
+        streamload.convert(gpt2, tmp_path / "out", names="local")
+        old = tmp_path / "out" / "local.safetensors"
+        old.rename(tmp_path / "out" / "model.safetensors")
+        assert streamload.load(tmp_path / "out").report.ok
+
+    @pytest.mark.parametrize("bounds", [(None, None), (50_000, None), (None, 50_000)])
+    @pytest.mark.parametrize("order", [("local", "published"), ("published", "local")])
+    def test_one_set_replaces_the_other(self, gpt2, tmp_path, order, bounds):
+        for names, bound in zip(order, bounds, strict=True):
+            report = streamload.convert(gpt2, tmp_path, names=names, max_shard_bytes=bound)
+        weights = {n for n in os.listdir(tmp_path) if ".safetensors" in n}
+        index = {n for n in weights if n.endswith(".index.json")}
+        assert weights - index == set(report.files)
+        assert len(index) == (bounds[1] is not None)
+        assert streamload.load(tmp_path).report.ok
+
+
 class TestRefused:
     def test_missing_and_unexpected(self, gpt2, tmp_path):
         tensors = load_file(f"{gpt2}/model.safetensors")
@@ -191,9 +336,9 @@ class TestRefused:
 
     def test_missing_from_local_names(self, gpt2, tmp_path):
         streamload.convert(gpt2, tmp_path / "local", names="local")
-        tensors = load_file(tmp_path / "local" / "model.safetensors")
+        tensors = load_file(tmp_path / "local" / "local.safetensors")
         del tensors["blocks.1.mlp.fc1.bias"]
-        save_file(tensors, tmp_path / "local" / "model.safetensors")
+        save_file(tensors, tmp_path / "local" / "local.safetensors")
         for names in ("published", "local"):
             with pytest.raises(PlanError, match=r"blocks\.1\.mlp\.fc1\.bias"):
                 streamload.convert(tmp_path / "local", tmp_path / "out", names=names)

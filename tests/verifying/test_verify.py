@@ -141,6 +141,37 @@ class TestDigests:
         assert "'a'" in wrong.what
         assert "damaged (1)" in report.to_text()
 
+    def fetched(self, gpt2, folder, name="model.safetensors"):
+        """A folder as ``--local-dir`` leaves it; returns the file of the note."""
+        shutil.copytree(gpt2, folder)
+        (folder / name).parent.mkdir(exist_ok=True)
+        if name != "model.safetensors":
+            (folder / "model.safetensors").rename(folder / name)
+        note = folder / ".cache" / "huggingface" / "download" / f"{name}.metadata"
+        note.parent.mkdir(parents=True)
+        digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        note.write_text(f"{'0' * 40}\n{digest}\n1700000000.0\n")
+        return note
+
+    @pytest.mark.parametrize("name", ["model.safetensors", "sub/model.safetensors"])
+    def test_of_a_download_to_a_folder(self, gpt2, tmp_path, name):
+        self.fetched(gpt2, tmp_path / "m", name)
+        path = tmp_path / "m" / os.path.dirname(name)
+        (digest,) = verify(path).digests
+        assert (digest.kind, digest.ok) == ("sha256", True)
+        file = tmp_path / "m" / name
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+        report = verify(path)
+        assert not report.ok
+        assert not report.digests[0].ok
+
+    @pytest.mark.parametrize("text", ["", "x", f"a\n{'0' * 40}\n1.0\n", 'a\nW/"tag"\n1.0\n'])
+    def test_notes_without_a_digest(self, gpt2, tmp_path, text):
+        self.fetched(gpt2, tmp_path / "m").write_text(text)
+        assert verify(tmp_path / "m").digests == ()
+
     def test_none(self, gpt2):
         assert "no digests to compare with" in verify(gpt2).to_text()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,7 +20,8 @@ from streamload.core.wording import plural
 if TYPE_CHECKING:
     from streamload.generation.tokenizer import TextStream, Tokenizer
 
-_SAMPLING = ("max_new_tokens", "temperature", "top_k", "seed", "stop_token")
+_SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop_token")
+_DRAWING = ("temperature", "top_k", "top_p")
 
 
 @click.command(
@@ -30,15 +32,31 @@ _SAMPLING = ("max_new_tokens", "temperature", "top_k", "seed", "stop_token")
 @click.option("--prompt", help="Text to continue; needs a tokenizer next to the weights.")
 @click.option("--tokens", type=TOKENS, help="Token ids to continue, like 1,2,3.")
 @click.option("--max-new-tokens", type=click.IntRange(min=0), default=50, show_default=True)
-@click.option("--temperature", type=click.FloatRange(min=0.0), default=0.0, show_default=True)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0.0),
+    help="0 takes the most likely token, above 0 draws. [default: 0.0]",
+)
 @click.option(
     "--top-k", type=click.IntRange(min=1), help="Draw from the k most likely tokens only."
+)
+@click.option(
+    "--top-p",
+    type=click.FloatRange(min=0.0, max=1.0, min_open=True),
+    help="Draw from the most likely tokens whose chances add up to this.",
+)
+@click.option(
+    "--sampling-defaults",
+    is_flag=True,
+    help="Where not given here, draw as generation_config.json says (else config.json).",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="The same seed draws the same tokens.")
 @click.option(
     "--stop-token",
     type=click.IntRange(min=0),
-    help="Stop before this token. [default: with --prompt the model's end token, else none]",
+    multiple=True,
+    help="Stop before this token; may be given several times. "
+    "[default: with --prompt the model's end tokens, else none]",
 )
 @load_options
 @common_options
@@ -55,12 +73,19 @@ def command(
     tokenizer, ids = _read_prompt(path, prompt, tokens)
 
     import streamload
+    from streamload.generation.settings import end_tokens, sampling_defaults
 
-    sampling = {name: options.pop(name) for name in _SAMPLING}
+    sampling = given({name: options.pop(name) for name in _SAMPLING})
+    draws_as_told = options.pop("sampling_defaults")
     with progress_bar("loading") as progress:
         loaded = streamload.load(path, progress=progress, **given(options))
-    if sampling["stop_token"] is None and tokenizer is not None:
-        sampling["stop_token"] = _end_token(loaded.config)
+    report = loaded.report
+    if not sampling["stop_token"] and tokenizer is not None:
+        sampling["stop_token"] = end_tokens(loaded.generation_config)
+    if draws_as_told:
+        defaults, left = sampling_defaults(loaded.generation_config)
+        sampling = {**defaults, **sampling}
+        report = replace(report, notices=(*report.notices, *_drawing(sampling, left)))
     start = time.perf_counter()
     steps = streamload.generate(loaded.model, ids, **sampling)
     printer = _Printer(None if tokenizer is None else tokenizer.stream(ids), quiet=as_json)
@@ -79,10 +104,10 @@ def command(
     if as_json:
         result: dict[str, Any] = {"tokens": printer.tokens, "text": printer.text}
         result |= {"first_token_s": first_token_s, "elapsed_s": elapsed_s}
-        result["load"] = loaded.report.to_dict()
+        result["load"] = report.to_dict()
         say(json.dumps(result))
         return
-    say(loaded.report.to_text(), err=True)
+    say(report.to_text(), err=True)
     text = f"{plural(len(printer.tokens), 'token')} in {elapsed_s:.2f} s"
     if first_token_s is not None:
         text += f"; first token {first_token_s:.2f} s after the process started"
@@ -140,7 +165,10 @@ def _read_prompt(
     return tokenizer, ids
 
 
-def _end_token(config: Mapping[str, Any]) -> Any:
-    """One id or several, as ``generate`` takes them; None if the configuration has none."""
-    end = config.get("eos_token_id")
-    return end if isinstance(end, (int, list)) else None
+def _drawing(sampling: Mapping[str, Any], left: Sequence[str]) -> Iterator[str]:
+    """What was made of the checkpoint's own settings."""
+    used = ", ".join(f"{name}={sampling[name]}" for name in _DRAWING if name in sampling)
+    draws = sampling.get("temperature", 0.0) > 0
+    yield f"tokens are drawn with {used}" if draws else "the most likely token is taken"
+    if left:
+        yield f"the checkpoint also asks for {', '.join(left)}, which is not followed"

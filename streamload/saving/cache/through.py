@@ -21,7 +21,7 @@ from streamload.core.wording import format_bytes, printable
 from streamload.engine.execute import Execution
 from streamload.planning.needed_memory import needed_memory
 from streamload.planning.records import MappedView, Plan, PlannedTensor
-from streamload.saving.atomic import StagedFile, committing, staged_file
+from streamload.saving.atomic import StagedFile, locked, staged_file
 from streamload.saving.cache.entries import (
     ENDING,
     METADATA_KEY,
@@ -159,14 +159,33 @@ def _write(entry: Entry, run: Execution) -> int:
         "crc32": sums,
     }
     (layout,) = lay_out(tensors, "entry", metadata={METADATA_KEY: json.dumps(facts)})
-    with committing(staged_file(entry.path, layout.nbytes)) as file:
+    file = staged_file(entry.path, layout.nbytes)
+    try:
         for name, offset in layout.offsets.items():
             sums[name] = f"{_write_tensor(file, run.tensors[name], offset):08x}"
         # Sums are of one width, so that the header with them is as long as the one without.
         (final,) = lay_out(tensors, "entry", metadata={METADATA_KEY: json.dumps(facts)})
         assert final.offsets == layout.offsets, "checksums do not move the data"
         file.write(final.header, 0)
+        file.finish()
+        with locked(os.path.dirname(entry.path)):
+            # Another process may have written it meanwhile, and others may read that one now.
+            if _is_there(entry):
+                file.discard()
+            else:
+                file.commit()
+    except BaseException:
+        file.discard()
+        raise
     return layout.nbytes
+
+
+def _is_there(entry: Entry) -> bool:
+    """True if there is an entry that can be used."""
+    found = replace(entry, source=None, notices=[])
+    found.source = _open(found)
+    found.close()
+    return found.source is not None
 
 
 def _remove_stale(entry: Entry) -> None:

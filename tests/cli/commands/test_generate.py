@@ -84,6 +84,16 @@ def test_no_tokenizer_is_told_before_the_load(run, tiny, tmp_path):
     assert "no tokenizer" in result.stderr
 
 
+@pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "tekken.json"])
+def test_a_tokenizer_of_another_kind_is_named(run, tiny, tmp_path, name):
+    shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tokenizer.json").rename(tmp_path / name)
+    result = run("generate", tmp_path, "--prompt", "x")
+    assert result.exit_code == 1
+    assert f"only {name}, which is not read here" in result.stderr
+    assert "save_pretrained" in result.stderr
+
+
 def test_an_interruption_ends_the_line_first(run, tiny, monkeypatch):
     def one_then_stop(*_args, **_options):
         yield 7
