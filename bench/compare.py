@@ -46,10 +46,11 @@ def compare(
     yield head_line("compare", path, peers, **asked, cold=cold, limit_bytes=limit_bytes)
     ready: list[Peer] = []
     for peer in peers:
-        reason = peer.available()
+        job = job_for(peer, path, dtype, workers)
+        reason = job.reason_against(peer)
         if reason is None and peer.prepare is not None:
             tell(f"preparing: {peer.label}")
-            reason = prepare(peer, job_for(peer, path, dtype, workers))
+            reason = prepare(peer, job)
         if reason is None:
             ready.append(peer)
         else:
@@ -70,7 +71,7 @@ def compare(
 
 def load_line(peer: Peer, job: Job, **options: Any) -> dict[str, Any]:
     """One measurement of a load, with the options of ``measure_load``."""
-    reason = peer.available()
+    reason = job.reason_against(peer)
     figures: dict[str, Any] = {"ok": False, "reason": reason}
     if not reason:
         figures = measure_load(peer, job, **options)

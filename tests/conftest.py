@@ -1,6 +1,8 @@
 """Nothing here may depend on the machine's own caches or settings."""
 
+import importlib.util
 import signal
+import sys
 
 import pytest
 import tqdm
@@ -15,6 +17,18 @@ tqdm.tqdm.monitor_interval = 0
 # in every process started from here, where tests interrupt. What is caught does not.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class NoTorch:
+    """Stands where torch is not installed: what imports it is skipped, the rest runs."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            pytest.skip("needs torch", allow_module_level=True)
+
+
+if importlib.util.find_spec("torch") is None:
+    sys.meta_path.append(NoTorch())
 
 
 @pytest.fixture(autouse=True)

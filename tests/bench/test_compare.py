@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import streamload
 from bench import checkpoints
 from bench.compare import compare, job_for, write_lines
 from bench.job import Job, find_peers
@@ -212,6 +213,23 @@ def test_unknown_peer_and_incomplete_peer_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bare.py").write_text("LABEL = 'x'\n")
     with pytest.raises(AttributeError, match="does not define DELIVERS"):
         read_peer(str(tmp_path / "bare.py"))
+
+
+def test_what_reads_published_names_alone_is_not_asked_for_others(
+    tiny: str, tmp_path: Path
+) -> None:
+    local = str(tmp_path / "local")
+    streamload.convert(tiny, local, names="local")
+    picky = read_peer(plant(tmp_path, "picky", "return {}", PUBLISHED=True))
+    plain = read_peer(plant(tmp_path, "plain", "return {}"))
+    assert Job(local, None, 1).reason_against(picky) == "cannot read these names"
+    assert Job(local, None, 1).reason_against(plain) is None
+    assert Job(tiny, None, 1).reason_against(picky) is None
+    assert {peer.name for peer in find_peers() if peer.published} == {"accelerate", "transformers"}
+    line = next(
+        line for line in compare(local, [picky], dtype=None, workers=1, rounds=1) if "peer" in line
+    )
+    assert (line["ok"], line["reason"]) == (False, "cannot read these names")
 
 
 def test_every_peer_can_be_read_without_its_packages() -> None:
