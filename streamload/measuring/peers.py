@@ -117,8 +117,8 @@ class Peer:
 class FilePeer(Peer):
     """A peer that one file defines.
 
-    ``LABEL``, ``DELIVERS`` and ``load(job)`` must be there. ``IMPORTS``, ``PUBLISHED`` and functions
-    with the names of Peer's methods (``imports()``, ``available()``, ``prepare(job)``,
+    ``LABEL``, ``DELIVERS`` and ``load(job)`` must be there. ``IMPORTS``, ``PUBLISHED`` and
+    functions with the names of Peer's methods (``imports()``, ``available()``, ``prepare(job)``,
     ``stored(result, job)``, ``tokens(job, ids, count)``) may be.
 
     Raises:
