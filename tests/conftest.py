@@ -23,7 +23,7 @@ class NoTorch:
     """Stands where torch is not installed: what imports it is skipped, the rest runs."""
 
     def find_spec(self, name, path=None, target=None):
-        if name == "torch":
+        if name in ("torch", "transformers"):
             pytest.skip("needs torch", allow_module_level=True)
 
 

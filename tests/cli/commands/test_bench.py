@@ -101,7 +101,7 @@ def test_medians_and_fractions_are_of_all_rounds(run, tiny, planted):
 
 def test_the_table_says_what_held_back_and_what_disturbed(run, tiny, planted, monkeypatch):
     monkeypatch.setattr(modes, "usable_cpus", lambda: 2)
-    monkeypatch.setattr(page_cache, "make", lambda files, *, cold: "73% of the pages stayed")
+    monkeypatch.setattr(page_cache, "drop", lambda files: "73% of the pages stayed")
     planted(lambda order, _: Watched(2.0, other_cpus=1.5, user_s=1.0))
     out = run("bench", tiny, "--cold", "--rounds", 1).stdout
     assert "page cache NOT cold" in out
