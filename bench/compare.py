@@ -10,7 +10,7 @@ from typing import Any
 from bench.checkpoints import results_dir
 from bench.job import Job
 from bench.machine import head_line
-from streamload.measuring.peers import FilePeer, Peer
+from streamload.measuring.peers import Peer
 from streamload.measuring.rounds import in_turns, measure_load, prepare, set_cache
 
 
@@ -46,13 +46,11 @@ def compare(
     yield head_line("compare", path, peers, **asked, cold=cold, limit_bytes=limit_bytes)
     ready: list[Peer] = []
     for peer in peers:
-        reason = peer.available()
-        if isinstance(peer, FilePeer) and peer.delivers.startswith("module"):
-            # Its model has published names, and would be filled at random.
-            reason = reason or asked.job(peer).foreign_names()
+        job = job_for(peer, path, dtype, workers)
+        reason = job.reason_against(peer)
         if reason is None and peer.prepare is not None:
             tell(f"preparing: {peer.label}")
-            reason = prepare(peer, job_for(peer, path, dtype, workers))
+            reason = prepare(peer, job)
         if reason is None:
             ready.append(peer)
         else:
@@ -73,7 +71,7 @@ def compare(
 
 def load_line(peer: Peer, job: Job, **options: Any) -> dict[str, Any]:
     """One measurement of a load, with the options of ``measure_load``."""
-    reason = peer.available()
+    reason = job.reason_against(peer)
     figures: dict[str, Any] = {"ok": False, "reason": reason}
     if not reason:
         figures = measure_load(peer, job, **options)

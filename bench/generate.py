@@ -49,7 +49,7 @@ def generate(
 
 
 def _measure(peer: Peer, job: Job, ids: list[int], count: int, timeout_s: float) -> dict[str, Any]:
-    reason = peer.available()
+    reason = job.reason_against(peer)
     if reason is not None:
         return {"ok": False, "reason": reason}
     watch = watch_tokens(peer, job, ids, count, timeout_s=timeout_s)

@@ -39,9 +39,11 @@ class Job(peers.Job):
         """The same, read without streamload."""
         return list(self.entries.values())
 
-    def foreign_names(self) -> str | None:
-        """Why other libraries cannot make a model of the files: they have streamload's names."""
-        return "cannot read these names" if "tok_embed.weight" in self.entries else None
+    def reason_against(self, peer: Peer) -> str | None:
+        """None, or why the peer cannot load this, in a word."""
+        if peer.published and "tok_embed.weight" in self.entries:  # as our own models have it
+            return "cannot read these names"
+        return peer.available()
 
     def check(self, peer: Peer, result: Any) -> str:
         from bench.values import check

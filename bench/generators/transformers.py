@@ -8,6 +8,7 @@ from bench.peers.transformers import load as load
 
 LABEL = "transformers"
 DELIVERS = "tokens"
+PUBLISHED = True
 
 
 def tokens(job: Any, ids: list[int], count: int) -> Iterator[int]:

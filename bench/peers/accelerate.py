@@ -4,6 +4,7 @@ from typing import Any
 
 LABEL = "accelerate"
 DELIVERS = "module without head, stored layout"
+PUBLISHED = True
 IMPORTS = (
     "torch", "accelerate",
     "transformers.models.auto.modeling_auto", "transformers.models.gpt2.modeling_gpt2",

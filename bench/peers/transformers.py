@@ -4,6 +4,7 @@ from typing import Any
 
 LABEL = "transformers"
 DELIVERS = "module, stored layout"
+PUBLISHED = True
 IMPORTS = (
     "torch", "transformers.models.auto.modeling_auto", "transformers.models.gpt2.modeling_gpt2"
 )  # fmt: skip

@@ -80,7 +80,7 @@ def measure(
         "copy_bytes_per_s": rows["copy"].get("copy_bytes_per_s"),
         "floor": {name: _row(rows[peer.name], found) for name, peer in FLOORS.items()},
         "modes": modes,
-        "notes": _notes(cache, found, taken, modes),
+        "notes": _notes(cache, found, taken) + _unmapped(modes),
         "measurements": taken,
     }
 
@@ -139,12 +139,15 @@ def _cache(taken: Sequence[dict[str, Any]], *, cold: bool) -> dict[str, Any]:
     }
 
 
-def _notes(
-    cache: dict[str, Any],
-    found: Survey,
-    taken: Sequence[dict[str, Any]],
-    modes: dict[str, dict[str, Any]],
-) -> list[str]:
+def _unmapped(modes: dict[str, dict[str, Any]]) -> list[str]:
+    """Said where the row "map" is a streamed load: nothing could be mapped."""
+    written = [modes[mode].get("written_bytes") for mode in ("stream", "map")]
+    if None in written or not written[1] or written[1] < written[0]:
+        return []  # not known where tensors alone were loaded, or a measurement failed
+    return ["map: nothing could be mapped as it is stored (cast or re-laid): all was streamed."]
+
+
+def _notes(cache: dict[str, Any], found: Survey, taken: Sequence[dict[str, Any]]) -> list[str]:
     """What a reader must know about how the figures came about."""
     notes = []
     if cache["problem"]:
@@ -162,11 +165,5 @@ def _notes(
     if found.left_out:
         notes.append(
             f"{len(found.left_out)} tensors cannot be read in blocks; the floor is without them."
-        )
-    # Not known where tensors alone were loaded, or a measurement failed.
-    streamed, mapped = (modes[mode].get("written_bytes") for mode in ("stream", "map"))
-    if streamed is not None and mapped and mapped >= streamed:
-        notes.append(
-            "map: nothing could be mapped as it is stored (cast or re-laid): all was streamed."
         )
     return notes

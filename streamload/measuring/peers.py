@@ -76,11 +76,13 @@ class Peer:
             module's ``PEERS``.
         name: for options and figures; ``label`` and ``delivers`` are words for the table.
         imported: modules to import before the clock starts.
+        published: builds models that have published names; others would stay random.
         prepare: makes files in the job's ``own_dir``, once, not timed; None if there is no need.
         tokens: continues a text: job, ids and how many to yield; None if it only loads.
     """
 
     imported: tuple[str, ...] = ("torch",)
+    published = False
     prepare: Callable[[Any], None] | None = None
     tokens: Callable[[Any, list[int], int], Iterator[int]] | None = None
 
@@ -115,9 +117,9 @@ class Peer:
 class FilePeer(Peer):
     """A peer that one file defines.
 
-    ``LABEL``, ``DELIVERS`` and ``load(job)`` must be there. ``IMPORTS`` and functions with the
-    names of Peer's methods (``imports()``, ``available()``, ``stored(result, job)``,
-    ``prepare(job)``, ``tokens(job, ids, count)``) may be.
+    ``LABEL``, ``DELIVERS`` and ``load(job)`` must be there. ``IMPORTS``, ``PUBLISHED`` and
+    functions with the names of Peer's methods (``imports()``, ``available()``, ``prepare(job)``,
+    ``stored(result, job)``, ``tokens(job, ids, count)``) may be.
 
     Raises:
         AttributeError: one of the names it must define is missing.
@@ -136,6 +138,7 @@ class FilePeer(Peer):
         super().__init__(name, module.LABEL, module.DELIVERS)
         self.reference = file
         self.imported = getattr(module, "IMPORTS", self.imported)
+        self.published = getattr(module, "PUBLISHED", self.published)
         # Functions of the file stand in for the methods.
         for method in ("available", "imports", "load", "stored", "prepare", "tokens"):
             if hasattr(module, method):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from typing import Any, NoReturn
 
@@ -10,6 +11,10 @@ from streamload.core.errors import CheckpointError
 from streamload.sources.files import OpenFile
 
 _MAX_BYTES = 16 << 20
+_MAX_DEPTH = 128
+"""How deep arrays and objects may nest: what the reference's reader of headers takes."""
+_ONE_KIND = bytes.maketrans(b"{}", b"[]")
+_NO_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
 
 
 def read_small(path: str, *, max_bytes: int = _MAX_BYTES) -> bytes:
@@ -32,7 +37,7 @@ def read_json(path: str, *, max_bytes: int = _MAX_BYTES) -> Any:
     text = read_small(path, max_bytes=max_bytes)
     try:
         return loads_strictly(text)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise CheckpointError(f"is not valid JSON: {error}", path=path) from error
 
 
@@ -45,14 +50,33 @@ def read_object(path: str) -> dict[str, Any]:
 
 
 def loads_strictly(text: bytes) -> Any:
-    """JSON as the standard has it: UTF-8, no key twice, no NaN.
+    """JSON as the standard has it: UTF-8, no key twice, no NaN, and not nested too deep.
+
+    How deep the interpreter's own reader goes differs by its version, and code behind it, which
+    walks what was read, would go less deep than some.
 
     Raises:
         ValueError: anything else.
     """
+    if _is_deeper(text, _MAX_DEPTH):
+        raise ValueError(f"nested more than {_MAX_DEPTH} levels deep")
     return json.loads(
         text.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_no_constant
     )
+
+
+def _is_deeper(text: bytes, most: int) -> bool:
+    """True if arrays and objects nest deeper than ``most``; any answer for what is no JSON."""
+    if b"\\" in text:
+        text = text.replace(rb"\\", b"").replace(rb"\"", b"")
+    # What is left of strings without brackets is two quotes; others are taken out one by one.
+    marks = text.translate(_ONE_KIND, _NO_MARKS).replace(b'""', b"")
+    brackets = re.sub(rb'"[^"]*"', b"", marks) if b'"' in marks else marks
+    for _ in range(most):  # each round takes away the innermost level
+        before, brackets = brackets, brackets.replace(b"[]", b"")
+        if brackets == before or b"[" * most in brackets:  # no JSON, or hopeless
+            return len(brackets) > most
+    return bool(brackets)
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -143,15 +143,6 @@ def test_each_failure_costs_only_its_own_row(tiny: str, tmp_path: Path) -> None:
     assert "wrong: h.1.mlp.c_proj.weight" in text
 
 
-def test_other_libraries_cannot_read_local_names(tiny: str, tmp_path: Path) -> None:
-    streamload.convert(tiny, tmp_path / "local", names="local")
-    plant(tmp_path, "builds", "raise AssertionError", DELIVERS="module, stored layout")
-    peers = find_peers(["builds"], folders=[str(tmp_path)])
-    asked = Comparison(str(tmp_path / "local"), None, 1, 1)
-    _, line = compare(asked, peers)
-    assert (line["ok"], line["reason"]) == (False, "cannot read these names")
-
-
 def test_rounds_are_interleaved_and_each_row_has_their_median(tiny: str, tmp_path: Path) -> None:
     for name in ("first", "second"):
         plant(tmp_path, name, "import torch\nreturn {'x': torch.zeros(3)}")
@@ -222,6 +213,21 @@ def test_unknown_peer_and_incomplete_peer_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bare.py").write_text("LABEL = 'x'\n")
     with pytest.raises(AttributeError, match="does not define DELIVERS"):
         read_peer(str(tmp_path / "bare.py"))
+
+
+def test_what_reads_published_names_alone_is_not_asked_for_others(
+    tiny: str, tmp_path: Path
+) -> None:
+    local = str(tmp_path / "local")
+    streamload.convert(tiny, local, names="local")
+    picky = read_peer(plant(tmp_path, "picky", "return {}", PUBLISHED=True))
+    plain = read_peer(plant(tmp_path, "plain", "return {}"))
+    assert Job(local, None, 1).reason_against(picky) == "cannot read these names"
+    assert Job(local, None, 1).reason_against(plain) is None
+    assert Job(tiny, None, 1).reason_against(picky) is None
+    assert {peer.name for peer in find_peers() if peer.published} == {"accelerate", "transformers"}
+    _, line = compare(local, [picky], dtype=None, workers=1, rounds=1)
+    assert (line["ok"], line["reason"]) == (False, "cannot read these names")
 
 
 def test_every_peer_can_be_read_without_its_packages() -> None:

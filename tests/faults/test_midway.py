@@ -6,7 +6,6 @@ import errno
 import gc
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import textwrap
@@ -343,7 +342,6 @@ def test_ctrl_c_at_any_moment(path, seed):
         timeout=120,
         check=False,
         env={**os.environ, "PYTHONPATH": os.getcwd()},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert result.returncode == 0, result.stderr[-3000:]
     record("faults injected: SIGINT", int(result.stdout))

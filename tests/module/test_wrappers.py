@@ -25,7 +25,7 @@ class Wrapped(torch.Tensor):
         self.inner = inner
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]
         args, kwargs = tree_map(
             lambda x: x.inner if isinstance(x, Wrapped) else x, (args, kwargs or {})
         )

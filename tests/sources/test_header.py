@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamload
+from streamload.loading import calls  # noqa: F401 the first test's time is not the imports'
 from streamload.sources.safetensors import header
 from tests.support.counting import work_done
 from tests.support.tiny import bag, container, entry, refused, same_bits
@@ -136,6 +137,10 @@ DAMAGED = {
         "not valid JSON",
     ),
     "nested too deep": (container('{"a":' + "[" * 5000 + "]" * 5000 + "}"), "JSON"),
+    "nested deeper than the reference goes": (
+        container('{"a":' + "[" * 128 + "]" * 128 + "}"),
+        "not valid JSON: nested more than 128 levels deep",
+    ),
     "a number of 5000 digits": (container('{"a":' + "9" * 5000 + "}"), "JSON"),
     "lone surrogate in a name": (
         container('{"\\ud800":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'),

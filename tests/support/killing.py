@@ -16,6 +16,7 @@ import streamload
 from streamload import models  # noqa: F401 imported here, not in every fork
 from streamload.downloading.fetching import fetch
 from streamload.loading import calls  # noqa: F401
+from streamload.mapping.tables import registry  # noqa: F401
 from streamload.models import gpt  # noqa: F401
 from streamload.saving import converting, exporting  # noqa: F401
 from streamload.saving.cache.entries import list_cache, verify_entry

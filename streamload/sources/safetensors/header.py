@@ -43,7 +43,7 @@ def read_header(file: OpenFile) -> Catalog:
 def _read_text(file: OpenFile, text: bytes, data_start: int) -> Catalog:
     try:
         header = loads_strictly(text)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise CheckpointError(f"the header is not valid JSON: {error}") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"the header is a JSON {type(header).__name__}, expected an object")
