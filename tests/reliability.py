@@ -24,8 +24,8 @@ _CASES = {
         "tests/sources/test_index.py",
     ),
     "torch files: code, cuts, contradictions": (
-        "tests/sources/test_torch_faults.py",
-        "tests/sources/test_torch_zip.py",
+        "tests/sources/torch/test_torch_faults.py",
+        "tests/sources/torch/test_torch_zip.py",
     ),
     "raw GPT-NeoX folders": ("tests/sources/test_neox_raw.py", "tests/families/test_raw_neox.py"),
     "paths, file systems, hub caches": (

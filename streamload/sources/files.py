@@ -43,8 +43,8 @@ class OpenFile(LateFile):
         self.path = path
         try:
             # Opened again later, wherever the process is by then.
-            is_absolute = os.path.isabs(path)
-            self._place = path if is_absolute else os.path.join(os.getcwd(), path)
+            is_whole = os.path.isabs(path) or not path
+            self._place = path if is_whole else os.path.join(os.getcwd(), path)
             with self.descriptor() as descriptor:
                 self.status = os.fstat(descriptor)
         except FileNotFoundError as error:

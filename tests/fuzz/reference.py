@@ -97,12 +97,12 @@ def by_pickle(path: str) -> Any:
         Exception: of any kind, where this reading does not take the file either.
     """
     if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            (name,) = [n for n in archive.namelist() if n.endswith("/data.pkl")]
-            reader = _Reader(io.BytesIO(archive.read(name)))
-            tree = reader.load()
-            for key, storage in reader.storages.items():
-                _fill(storage, archive.read(name.removesuffix("data.pkl") + f"data/{key}"))
+        # torch's own directory reader: what it takes is not for Python's to refuse.
+        archive = torch._C.PyTorchFileReader(path)
+        reader = _Reader(io.BytesIO(archive.get_record("data.pkl")))
+        tree = reader.load()
+        for key, storage in reader.storages.items():
+            _fill(storage, archive.get_record(f"data/{key}"))
         return tree
     with open(path, "rb") as file:
         stream = io.BytesIO(file.read())

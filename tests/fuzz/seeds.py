@@ -12,8 +12,6 @@ from pathlib import PurePosixPath
 import torch
 from safetensors.torch import save
 
-__all__ = ["MIXED", "SHARDS", "index_text", "legacy_seeds", "safetensors_seeds", "zip_seeds"]
-
 MIXED = {
     "a.weight": torch.arange(6, dtype=torch.float32).reshape(2, 3) - 2.5,
     "b": torch.tensor([1.5, float("inf"), float("nan")], dtype=torch.bfloat16),
@@ -45,7 +43,8 @@ def index_text() -> str:
     return json.dumps({"metadata": {"total_size": 40}, "weight_map": weight_map})
 
 
-def _objects() -> list[object]:
+def torch_objects() -> list[object]:
+    """What the torch files hold."""
     base = torch.arange(24, dtype=torch.float32)
     flat = {name: MIXED[name] for name in ("a.weight", "b", "c", "e")}
     return [
@@ -69,12 +68,12 @@ def _saved(value: object, *, zipped: bool) -> bytes:
 
 def zip_seeds() -> list[bytes]:
     """What ``torch.save`` writes."""
-    return [_saved(value, zipped=True) for value in _objects()]
+    return [_saved(value, zipped=True) for value in torch_objects()]
 
 
 def legacy_seeds() -> list[bytes]:
     """What ``torch.save`` wrote before the zip format."""
-    return [_saved(value, zipped=False) for value in _objects()]
+    return [_saved(value, zipped=False) for value in torch_objects()]
 
 
 def tensors_of(tree: object, prefix: str = "") -> Mapping[str, torch.Tensor]:

@@ -178,6 +178,9 @@ def _read_zip(file: OpenFile) -> tuple[Pickled, Mapping[str, Region], bool]:
     data = archive.read(archive.records[folder + b"data.pkl"], max_bytes=MAX_PICKLE_BYTES)
     pickled = read_pickle(data)
     _check_version(archive, folder)
+    for other in archive.records.values():
+        if other.compressed and not other.name.startswith(folder + b"data"):
+            archive.read(other, max_bytes=MAX_PICKLE_BYTES)  # refused if it cannot be unpacked
     regions: dict[str, Region] = {}
     for key in pickled.storages:
         record = archive.records.get(folder + b"data/" + key.encode("utf-8", "surrogatepass"))

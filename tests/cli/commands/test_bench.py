@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -170,12 +169,7 @@ def test_a_map_row_that_mapped_nothing_is_said():
             "map": {"ok": True, "written_bytes": written},
         }
 
-    def notes(written):
-        cache = {"problem": None, "worked": True}
-        found = SimpleNamespace(read_bytes=1 << 30, why_no_model=None, left_out=())
-        return [n for n in modes._notes(cache, found, [], medians(written)) if "map" in n]
-
-    assert "nothing could be mapped" in notes(100)[0]
-    assert notes(60) == []
-    assert notes(0) == []
-    assert notes(None) == []
+    assert "nothing could be mapped" in modes._unmapped(medians(100))[0]
+    assert modes._unmapped(medians(60)) == []
+    assert modes._unmapped(medians(0)) == []
+    assert modes._unmapped(medians(None)) == []
