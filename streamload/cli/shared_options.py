@@ -34,12 +34,15 @@ chunk_bytes_option = click.option(
 max_shard_bytes_option = click.option(
     "--max-shard-bytes", type=BYTES, help="Split into files of at most this size."
 )
-_STREAM_OR_MAP = "stream: memory of its own. map: views of the file, ready at once."
-_WHICH_LAYOUT = "Of transposed weights. [default: contiguous when streaming, stored when mapping]"
+_MODES = (
+    "stream: memory of its own. map: views of the file, ready at once. auto: map where that is "
+    "safe, else stream. [default: auto]"
+)
+_WHICH_LAYOUT = "Of transposed weights. [default: what is fastest; contiguous when streaming]"
 _LOAD_OPTIONS = (
     dtype_option,
     click.option("--device", type=DEVICE, help="cpu, cuda:0, or MODULE=DEVICE,... [default: cpu]"),
-    _choice("--mode", ("stream", "map"), f"{_STREAM_OR_MAP} [default: stream]"),
+    _choice("--mode", ("auto", "stream", "map"), _MODES),
     _choice("--layout", ("contiguous", "stored"), _WHICH_LAYOUT),
     workers_option,
     chunk_bytes_option,

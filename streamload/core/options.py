@@ -28,9 +28,11 @@ class LoadOptions(TypedDict, total=False):
         device: one device, or a dict of module prefix → device.
         mode: ``"stream"`` copies into memory of its own; ``"map"`` gives views of the mapped
             file where dtype and alignment allow: ready in milliseconds. The file must then not
-            be cut while the model lives.
+            be cut while the model lives. ``"auto"``, the default of ``load``: as ``"map"`` where
+            that is known to be safe and no slower, else as ``"stream"``. The other calls stream.
         layout: ``"contiguous"`` (default when streaming) or ``"stored"`` (default when mapping):
-            transposed weights as strided views in the file's order of bytes.
+            transposed weights as strided views in the file's order of bytes. ``mode="auto"``
+            without it leaves transposed what is wider than 16 bits.
         workers: threads that read and cast; default: the cores there are, at most 8.
         chunk_bytes: how much one read brings; default 4 MiB, to a device 16 MiB.
         strict: refuse if anything is missing, unexpected or of another shape.
@@ -49,7 +51,7 @@ class LoadOptions(TypedDict, total=False):
 
     dtype: torch.dtype | str | None
     device: Device
-    mode: str
+    mode: str | None
     layout: str | None
     workers: int | None
     chunk_bytes: int | None
@@ -93,13 +95,23 @@ class Settings:
     staging_bytes: int = 32 << 20
 
     @property
+    def maps(self) -> bool:
+        """True if tensors become views of the file where they can."""
+        return self.mode in ("map", "auto")
+
+    @property
+    def leaves_layout(self) -> bool:
+        """True if each tensor's layout is chosen by what is fastest."""
+        return self.mode == "auto" and self.layout is None
+
+    @property
     def stored_order(self) -> bool:
         """True if transposed weights stay strided, in the file's order of bytes."""
         return self.layout == "stored" or (self.layout is None and self.mode == "map")
 
 
 _CHOICES = {
-    "mode": ("stream", "map"),
+    "mode": (None, "auto", "stream", "map"),
     "layout": (None, "contiguous", "stored"),
     "ties": ("refuse", "keep"),
     "overflow": ("report", "refuse"),
@@ -109,8 +121,8 @@ _CHOICES = {
 MOST_WORKERS = 8
 
 
-def settings_from(options: Mapping[str, Any]) -> Settings:
-    """Check options and fill in defaults.
+def settings_from(options: Mapping[str, Any], mode: str = "stream") -> Settings:
+    """Check options and fill in defaults; ``mode`` is the call's own.
 
     Raises:
         TypeError: an unknown option, or one of the wrong type.
@@ -123,6 +135,7 @@ def settings_from(options: Mapping[str, Any]) -> Settings:
     for name, choices in _CHOICES.items():
         if name in values and values[name] not in choices:
             raise ValueError(f"{name} must be one of {choices}, not {values[name]!r}")
+    values["mode"] = values.get("mode") or mode
     values["dtype"] = _dtype(values.get("dtype"))
     values["device"] = _device(values.get("device", "cpu"))
     values["layers"] = _layers(values.get("layers"))

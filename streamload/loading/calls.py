@@ -65,9 +65,9 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
         MemoryBudgetError: it would not fit in memory.
         ReadError: reading failed midway.
     """
-    settings = settings_from(options)
+    settings = settings_from(options, mode="auto")
     # A mapped load is made of small records and nothing else; a streamed one may take its time.
-    pause = without_collections(_MANY if settings.mode == "map" else 0)
+    pause = without_collections(_MANY if settings.maps else 0)
     with pause, open_layers(path, settings.layers, settings.prefix) as source:
         model, config, job = build(source, settings)
         generation, notices = generation_settings(source.path, config)
@@ -161,7 +161,7 @@ def plan(
 
 def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Plan:
     """What ``load`` would do; reads headers only."""
-    settings = settings_from(options)
+    settings = settings_from(options, mode="auto")
     with open_layers(path, settings.layers, settings.prefix) as source:
         return measured(plan_load(build(source, settings)[2]))
 

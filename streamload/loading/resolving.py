@@ -79,6 +79,9 @@ def resolve(
         raise PlanError(f"{printable(source.path)}: {error}") from error
     is_empty = module is None or any(p.is_meta for p in module.parameters())
     settings = cache_settings(settings, is_empty=is_empty)
+    if settings.mode == "auto":
+        settings, why = _safe_mode(source, settings)
+        notices = (*notices, *why)
     mapper: Mapper | None
     if isinstance(mapping, str):
         if mapping != "auto":
@@ -90,6 +93,15 @@ def resolve(
         with suppress(CheckpointError):  # a load by a mapping of the caller's own needs none
             config, _ = source.config()
     return Job(source, module, settings, targets, mapper, binding, notices, config)
+
+
+def _safe_mode(source: Source, settings: Settings) -> tuple[Settings, tuple[str, ...]]:
+    """The settings, streaming if nothing should be mapped, and the reason."""
+    if settings.on_layer is not None or settings.quantize is not None:
+        return replace(settings, mode="stream"), ()
+    if reason := source.reason_to_read():
+        return replace(settings, mode="stream"), (f"streamed and not mapped: {reason}",)
+    return settings, ()
 
 
 def plan_load(job: Job) -> Plan:

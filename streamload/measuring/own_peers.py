@@ -101,8 +101,8 @@ class _Copy(Peer):
 
 
 MODES: dict[str, Peer] = {
-    "stream": _Mode("stream", "module, contiguous"),
-    "stored": _Mode("stored", "module, stored layout", layout="stored"),
+    "stream": _Mode("stream", "module, contiguous", mode="stream"),
+    "stored": _Mode("stored", "module, stored layout", mode="stream", layout="stored"),
     "map": _Mode("map", "module, views of the file where it can", mode="map"),
 }
 FLOORS: dict[str, Peer] = {

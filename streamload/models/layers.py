@@ -237,9 +237,8 @@ def attend(
 
 
 class Attention(nn.Module):
-    """Self-attention; a family makes ``qkv`` and ``out_proj`` and cuts what comes of ``qkv``."""
+    """Self-attention; a family makes ``out_proj`` and what queries, keys and values come of."""
 
-    qkv: nn.Linear
     out_proj: nn.Linear
 
     def __init__(self, layer: int, head_size: int, window: int | None = None) -> None:

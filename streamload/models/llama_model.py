@@ -14,26 +14,28 @@ from streamload.models.rotary import RotaryTables
 
 
 class LlamaAttention(Attention):
-    """Grouped-query attention with fused ``qkv``, rows q [H*h] | k [K*h] | v [K*h]."""
+    """Grouped-query attention; ``q`` [H*h, D], ``k`` and ``v`` [K*h, D] are apart, as in files."""
 
     def __init__(self, config: LlamaConfig, layer: int) -> None:
         super().__init__(layer, config.head_dim, config.windows[layer])
-        self.heads = config.num_attention_heads
-        self.kv_heads = config.num_key_value_heads
-        rows = (self.heads + 2 * self.kv_heads) * self.head_size
-        self.qkv = nn.Linear(config.hidden_size, rows, bias=config.qkv_bias)
+        width, bias = config.hidden_size, config.qkv_bias
+        queries = config.num_attention_heads * self.head_size
+        shared = config.num_key_value_heads * self.head_size
+        self.q = nn.Linear(width, queries, bias=bias)
+        self.k = nn.Linear(width, shared, bias=bias)
+        self.v = nn.Linear(width, shared, bias=bias)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if config.has_qk_norm:
             self.q_norm = RMSNorm(self.head_size, config.rms_norm_eps)
             self.k_norm = RMSNorm(self.head_size, config.rms_norm_eps)
-        self.out_proj = nn.Linear(
-            self.heads * self.head_size, config.hidden_size, bias=config.out_bias
-        )
+        self.out_proj = nn.Linear(queries, width, bias=config.out_bias)
 
     def _heads(self, x: Tensor) -> tuple[Tensor, ...]:
-        fused = self.qkv(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
-        q, k, v = fused.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        q, k, v = (
+            part(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+            for part in (self.q, self.k, self.v)
+        )
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         return q, k, v

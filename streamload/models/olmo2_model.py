@@ -59,24 +59,22 @@ class Olmo2Config(ModelConfig):
 
 
 class Olmo2Attention(Attention):
-    """Grouped-query attention with fused ``qkv``, rows q [H*h] | k [K*h] | v [K*h].
-
-    Queries and keys are normalised over all heads at once.
-    """
+    """Grouped-query attention; queries and keys are normalised over all heads at once."""
 
     def __init__(self, config: Olmo2Config, layer: int) -> None:
         super().__init__(layer, config.head_dim)
-        self.queries = config.num_attention_heads * self.head_size
-        self.shared = config.num_key_value_heads * self.head_size
+        queries = config.num_attention_heads * self.head_size
+        shared = config.num_key_value_heads * self.head_size
         width, bias = config.hidden_size, config.attention_bias
-        self.qkv = nn.Linear(width, self.queries + 2 * self.shared, bias=bias)
-        self.q_norm = RMSNorm(self.queries, config.rms_norm_eps)
-        self.k_norm = RMSNorm(self.shared, config.rms_norm_eps)
-        self.out_proj = nn.Linear(self.queries, width, bias=bias)
+        self.q = nn.Linear(width, queries, bias=bias)
+        self.k = nn.Linear(width, shared, bias=bias)
+        self.v = nn.Linear(width, shared, bias=bias)
+        self.q_norm = RMSNorm(queries, config.rms_norm_eps)
+        self.k_norm = RMSNorm(shared, config.rms_norm_eps)
+        self.out_proj = nn.Linear(queries, width, bias=bias)
 
     def _heads(self, x: Tensor) -> tuple[Tensor, ...]:
-        q, k, v = self.qkv(x).split((self.queries, self.shared, self.shared), dim=-1)
-        parts = (self.q_norm(q), self.k_norm(k), v)
+        parts = (self.q_norm(self.q(x)), self.k_norm(self.k(x)), self.v(x))
         return tuple(part.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for part in parts)
 
 

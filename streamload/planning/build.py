@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from streamload.core.options import Settings
-from streamload.core.specs import Catalog, TensorSpec
+from streamload.core.specs import Catalog, TensorSpec, contiguous_strides
 from streamload.mapping.binding import Assignment, Binding, Mapper, bind, bind_equal
 from streamload.mapping.choose import under_prefix
 from streamload.mapping.common import layer_of
@@ -17,7 +17,7 @@ from streamload.planning.gaps import common_dtype, find_gaps, map_notices, tied_
 from streamload.planning.mending import explaining_prefix, square_findings
 from streamload.planning.needed_memory import needed_memory
 from streamload.planning.placing import PlanBuilder, place
-from streamload.planning.records import Plan, Targets
+from streamload.planning.records import Plan, PlannedTensor, Targets
 from streamload.system.gc_pause import without_collections
 
 
@@ -124,7 +124,7 @@ def _finished(builder: PlanBuilder, binding: Binding, mapper: Mapper | None, sou
     return Plan(
         tensors,
         tuple(builder.comparisons),
-        options,
+        _as_it_came(options, tensors),
         stored,
         source,
         table.model_type if table else None,
@@ -138,3 +138,13 @@ def _finished(builder: PlanBuilder, binding: Binding, mapper: Mapper | None, sou
         tuple(builder.findings),
         needed_memory(tensors, stored, options),
     )
+
+
+def _as_it_came(options: Settings, tensors: Sequence[PlannedTensor]) -> Settings:
+    """The options with what ``mode="auto"`` came to."""
+    if options.mode != "auto":
+        return options
+    mapped = [t for t in tensors if t.mapped is not None]
+    strided = any(t.strides != contiguous_strides(t.shape) for t in mapped)
+    layout = options.layout or ("stored" if strided else "contiguous")
+    return replace(options, mode="map" if mapped else "stream", layout=layout)

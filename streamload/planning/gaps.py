@@ -85,11 +85,11 @@ def common_dtype(tensors: Sequence[PlannedTensor]) -> str | None:
 
 
 def map_notices(builder: PlanBuilder) -> list[str]:
-    """Which tensors of a ``mode="map"`` load are streamed after all."""
-    if builder.options.mode != "map":
-        return []
+    """Which tensors of a load that maps are streamed after all."""
+    options = builder.options
     streamed = [t.name for t in builder.placed.values() if t.mapped is None]
-    if not streamed:
+    is_cast = options.mode == "auto" and len(streamed) == len(builder.placed)
+    if not options.maps or not streamed or is_cast:
         return []
     return [
         f"{len(streamed)} of {len(builder.placed)} tensors cannot be mapped as they are stored "

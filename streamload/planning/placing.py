@@ -188,8 +188,9 @@ def _planned(
     device = options.device
     device = device if isinstance(device, str) else device_of(target, device)
     transform = assignment.transform
-    in_stored_order = is_new and options.stored_order and not transform.reduces
-    strides = geometry.strides(stored_order=in_stored_order)
+    view = _mapped(builder, names, layout, dtype.name, device) if is_new and options.maps else None
+    in_stored_order = is_new and (view is not None or options.stored_order)
+    strides = geometry.strides(stored_order=in_stored_order and not transform.reduces)
     if spec is not None and not is_new:
         _refuse_in_place(builder, target, spec)
         strides, device = spec.strides or strides, spec.device
@@ -208,9 +209,7 @@ def _planned(
         layer=assignment.layer,
         device=device,
         is_new=is_new,
-        mapped=_mapped(builder, names, layout, dtype.name, device)
-        if is_new and options.mode == "map"
-        else None,
+        mapped=view,
     )
 
 
@@ -242,16 +241,19 @@ def _mapped(
     builder: PlanBuilder, names: tuple[str, ...], layout: Layout, dtype: str, device: str
 ) -> MappedView | None:
     """The view of the mapped file, if the target can be one as it is stored."""
-    options = builder.options
+    options, itemsize = builder.options, BY_NAME[dtype].itemsize
     if len(names) != 1 or not numel(layout.shape):
         return None
     spec = builder.stored[names[0]]
     view = layout.source_strides()
     if view is None or spec.extent is None or spec.dtype != dtype or device != "cpu":
         return None
-    if not options.stored_order and not _is_row_major(layout.shape, view[1]):
+    # Products with a transposed matrix of 16 bits are many times slower on most CPUs; those with
+    # one of float32 are not.
+    may_be_strided = options.stored_order or (options.leaves_layout and itemsize > 2)
+    if not may_be_strided and not _is_row_major(layout.shape, view[1]):
         return None
-    if spec.extent.offset % BY_NAME[dtype].itemsize:
+    if spec.extent.offset % itemsize:
         return None
     return MappedView(names[0], *view)
 

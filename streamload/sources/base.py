@@ -73,6 +73,10 @@ class Source(ABC):
         del name, view
         return None
 
+    def reason_to_read(self) -> str:
+        """Why its tensors are better read than mapped, in words; ``""`` if nothing is known."""
+        return ""
+
     def held(self, name: str) -> torch.Tensor | None:
         """The tensor's elements in memory order, flat, if they are in host memory already."""
         del name

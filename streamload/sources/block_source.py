@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamload.core.errors import CheckpointError, refuse
@@ -13,6 +13,7 @@ from streamload.sources.base import Source
 from streamload.sources.config.beside import adapter_beside, config_beside
 from streamload.sources.files import OpenFile
 from streamload.system.descriptors import too_many_open
+from streamload.system.filesystems import reason_to_read
 
 if TYPE_CHECKING:
     import torch
@@ -54,6 +55,13 @@ class BlockSource(Source):
         if spec.file not in self._maps:
             self._maps[spec.file] = MappedFile(self._files[spec.file])
         return self._maps[spec.file].tensor(spec, *(view or whole(spec)))
+
+    def reason_to_read(self) -> str:
+        for file in self._files.values():
+            with suppress(OSError), file.descriptor() as descriptor:
+                if reason := reason_to_read(printable(file.path), descriptor):
+                    return reason
+        return ""
 
     def allow_touching(self) -> None:
         """The files count as unchanged if only their ctime is another."""

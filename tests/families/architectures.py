@@ -72,7 +72,7 @@ _LLAMA_NAMES = {
     "model.norm": "final_ln",
     "model.layers.{}.input_layernorm": "blocks.{}.ln1",
     "model.layers.{}.post_attention_layernorm": "blocks.{}.ln2",
-    "+".join(f"model.layers.{{}}.self_attn.{part}_proj" for part in "qkv"): "blocks.{}.attn.qkv",
+    **{f"model.layers.{{}}.self_attn.{part}_proj": f"blocks.{{}}.attn.{part}" for part in "qkv"},
     "model.layers.{}.self_attn.o_proj": "blocks.{}.attn.out_proj",
     "model.layers.{}.mlp.gate_proj": "blocks.{}.mlp.gate",
     "model.layers.{}.mlp.up_proj": "blocks.{}.mlp.up",

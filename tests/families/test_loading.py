@@ -5,7 +5,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import streamload
@@ -55,12 +55,36 @@ def test_other_ways_of_loading_give_the_same_model(checkpoint, options):
         torch.testing.assert_close(loaded.model(IDS), expected, atol=1e-5, rtol=0)
 
 
-def test_mapping_streams_only_what_is_fused(checkpoints):
-    report = streamload.load(checkpoints("qwen3").folder, mode="map").report
-    (notice,) = (line for line in report.notices if "mapped" in line)
-    assert notice.startswith("3 of ")
-    assert "attn.qkv.weight" in notice
-    assert report.bytes_written == 3 * (4 + 2 * 2) * 24 * 32 * 4
+@pytest.mark.parametrize("options", [{}, {"mode": "map"}], ids=["default", "map"])
+def test_published_files_are_mapped_to_the_last_byte(checkpoint, options):
+    report = streamload.load(checkpoint.folder, **options).report
+    assert report.notices == ()
+    assert (report.mode, report.bytes_read, report.bytes_written) == ("map", 0, 0)
+    unique = {p.data_ptr(): p.nbytes for p in checkpoint.expected.parameters()}
+    assert report.bytes_mapped == sum(unique.values())
+
+
+def test_local_names_of_version_0_1_are_read(checkpoints, tmp_path):
+    """They had queries, keys and values in one matrix."""
+    for name in ("llama3", "biases-tied", "mistral", "qwen2", "qwen3"):
+        saved = checkpoints(name)
+        tensors = saved.expected.state_dict()
+        if saved.peer.config.tie_word_embeddings:
+            del tensors["lm_head.weight"]
+        for layer in range(len(saved.expected.blocks)):
+            for end in ("weight", "bias"):
+                names = [f"blocks.{layer}.attn.{part}.{end}" for part in "qkv"]
+                if names[0] in tensors:
+                    parts = [tensors.pop(part) for part in names]
+                    tensors[f"blocks.{layer}.attn.qkv.{end}"] = torch.cat(parts)
+        folder = tmp_path / name
+        folder.mkdir()
+        save_file({n: t.contiguous() for n, t in tensors.items()}, folder / "model.safetensors")
+        (folder / "config.json").write_text((saved.folder / "config.json").read_text())
+        loaded = streamload.load(folder)
+        assert clean(loaded.report)
+        assert loaded.report.bytes_read == 0
+        check_same_values(loaded.model, saved.expected)
 
 
 def test_some_layers_make_a_model_of_just_these(checkpoint):

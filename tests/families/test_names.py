@@ -121,9 +121,11 @@ def test_both_heads_of_a_tied_model_may_be_there_if_they_agree(tmp_path):
 def test_qwen2_has_biases_on_q_k_and_v(tmp_path):
     tensors = llama(has_bias=True)
     loaded = streamload.load(write(tmp_path, tensors, **CONFIG | {"model_type": "qwen2"}))
-    parts = [tensors[f"model.layers.1.self_attn.{part}_proj.bias"] for part in "qkv"]
-    assert torch.equal(loaded.model.blocks[1].attn.qkv.bias, torch.cat(parts))
-    assert loaded.model.blocks[1].attn.out_proj.bias is None
+    attention = loaded.model.blocks[1].attn
+    for part in "qkv":
+        expected = tensors[f"model.layers.1.self_attn.{part}_proj.bias"]
+        assert torch.equal(getattr(attention, part).bias, expected)
+    assert attention.out_proj.bias is None
 
 
 @pytest.mark.parametrize("make", [reference, of_transformers])
@@ -171,8 +173,9 @@ def test_another_number_of_key_value_heads(tmp_path, make, stored, wanted):
 )
 def test_head_counts_and_sizes_that_are_legal(tmp_path, tensors, changes):
     loaded = streamload.load(write(tmp_path, tensors, **CONFIG | changes))
-    parts = [tensors[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"]
-    assert torch.equal(loaded.model.blocks[0].attn.qkv.weight, torch.cat(parts))
+    for part in "qkv":
+        expected = tensors[f"model.layers.0.self_attn.{part}_proj.weight"]
+        assert torch.equal(getattr(loaded.model.blocks[0].attn, part).weight, expected)
 
 
 # --- fused and separate ----------------------------------------------------------------------

@@ -72,7 +72,9 @@ def test_names_and_shapes():
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     block = {
         "ln1.scale": (32,),
-        "attn.qkv.weight": (96, 32),
+        "attn.q.weight": (48, 32),
+        "attn.k.weight": (24, 32),
+        "attn.v.weight": (24, 32),
         "attn.q_norm.scale": (12,),
         "attn.k_norm.scale": (12,),
         "attn.out_proj.weight": (32, 48),
@@ -92,7 +94,7 @@ def test_names_and_shapes():
 def test_qwen2_biases_are_on_queries_keys_and_values_only():
     model = build_model("qwen2", TINY)
     assert {n.split(".", 2)[2] for n, _ in model.named_parameters() if n.endswith("bias")} == {
-        "attn.qkv.bias"
+        *(f"attn.{part}.bias" for part in "qkv")
     }
 
 

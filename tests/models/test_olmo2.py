@@ -43,7 +43,9 @@ def test_names_and_shapes():
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     block = {
         "ln1.scale": (32,),
-        "attn.qkv.weight": (64, 32),
+        "attn.q.weight": (32, 32),
+        "attn.k.weight": (16, 32),
+        "attn.v.weight": (16, 32),
         "attn.q_norm.scale": (32,),
         "attn.k_norm.scale": (16,),
         "attn.out_proj.weight": (32, 32),

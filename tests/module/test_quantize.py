@@ -42,7 +42,7 @@ def test_linear_weights_only_and_as_torchao_makes_them(folder, dtype):
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
     found = streamload.load(folder, dtype=dtype, quantize="int8")
-    peer = streamload.load(folder, dtype=dtype).model
+    peer = streamload.load(folder, dtype=dtype, mode="stream").model
     quantize_(peer.blocks, Int8WeightOnlyConfig(set_inductor_config=False))
     expected = dict(peer.named_parameters())
     for name, parameter in found.model.named_parameters():

@@ -7,13 +7,14 @@ files (``consolidated.00.pth``, also Mistral's ``consolidated.safetensors``) int
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from streamload.mapping.combining import Concat
+from streamload.mapping.combining import Split
 from streamload.mapping.fields import truth, whole
 from streamload.mapping.rules import NameMap, Rule
 from streamload.mapping.tables.pieces import BLOCK, is_tied, linear, name_map, norm, vocabulary
-from streamload.mapping.transforms import Identity, Interleaved
+from streamload.mapping.transforms import Interleaved
 
 
 def llama_map(config: Mapping[str, Any]) -> NameMap:
@@ -24,7 +25,7 @@ def llama_map(config: Mapping[str, Any]) -> NameMap:
     out_bias = _has_output_bias(config, kind)
     rules = [
         vocabulary("model.embed_tokens", "tok_embed", tied),
-        *qkv(config, block, bias=kind == "qwen2" or out_bias),
+        *qkv(block, bias=kind == "qwen2" or out_bias),
         *linear(block + "self_attn.o_proj", f"{BLOCK}attn.out_proj", bias=out_bias),
         *gated_feed_forward(block, bias=kind == "llama" and truth(config, "mlp_bias", False)),
         *norm(block + "input_layernorm", f"{BLOCK}ln1"),
@@ -47,17 +48,17 @@ def llama_meta_map(config: Mapping[str, Any]) -> NameMap:
     Raises:
         ValueError: the configuration does not say how many heads there are.
     """
-    sizes = _qkv_sizes(config)
     heads = whole(config, "num_attention_heads", least=1)
-    if sizes is None or heads is None:
-        raise ValueError("Meta's names need num_attention_heads and the size of a head")
+    if heads is None:
+        raise ValueError("Meta's names need num_attention_heads")
     tied = is_tied(config)
     block = "layers.{layer}."
-    each = (Interleaved(heads), Interleaved(_kv_heads(config, heads)), Identity())
-    parts = tuple(f"{block}attention.w{part}" for part in "qkv")
+    shared = Interleaved(_kv_heads(config, heads))
     rules = [
         vocabulary("tok_embeddings", "tok_embed", tied),
-        *linear(parts, f"{BLOCK}attn.qkv", Concat(0, sizes, each), bias=False),
+        *linear(block + "attention.wq", f"{BLOCK}attn.q", Interleaved(heads), bias=False),
+        *linear(block + "attention.wk", f"{BLOCK}attn.k", shared, bias=False),
+        *linear(block + "attention.wv", f"{BLOCK}attn.v", bias=False),
         *linear(block + "attention.wo", f"{BLOCK}attn.out_proj", bias=False),
         *linear(block + "feed_forward.w1", f"{BLOCK}mlp.gate", bias=False),
         *linear(block + "feed_forward.w3", f"{BLOCK}mlp.up", bias=False),
@@ -72,10 +73,38 @@ def llama_meta_map(config: Mapping[str, Any]) -> NameMap:
     return name_map(rules, config, str(config.get("model_type", "llama")), tied=tied)
 
 
-def qkv(config: Mapping[str, Any], block: str, *, bias: bool) -> list[Rule]:
-    """Separate queries, keys and values, fused here."""
-    parts = tuple(f"{block}self_attn.{part}_proj" for part in "qkv")
-    return linear(parts, f"{BLOCK}attn.qkv", Concat(0, _qkv_sizes(config)), bias=bias)
+def fused_local_map(config: Mapping[str, Any]) -> NameMap:
+    """Local names as version 0.1 wrote them: queries, keys and values in one matrix.
+
+    Raises:
+        ValueError: the configuration does not say where they are to be cut.
+    """
+    sizes = _qkv_sizes(config)
+    if sizes is None:
+        raise ValueError("fused names need num_attention_heads and the size of a head")
+    published = llama_map(config)
+    apart = tuple(f"{BLOCK}attn.{part}." for part in "qkv")
+    names = {name: r for r in published.rules for name in r.targets}
+    rules = [
+        Rule(name, name, optional=rule.optional)
+        for name, rule in names.items()
+        if not name.startswith(apart)
+    ]
+    rules += [
+        Rule(f"{BLOCK}attn.qkv.{end}", [f"{part}{end}" for part in apart], Split(0, sizes))
+        for end in ("weight", "bias")
+        if f"{apart[0]}{end}" in names
+    ]
+    return replace(published, rules=tuple(rules))
+
+
+def qkv(block: str, *, bias: bool) -> list[Rule]:
+    """Queries, keys and values."""
+    return [
+        rule
+        for part in "qkv"
+        for rule in linear(f"{block}self_attn.{part}_proj", f"{BLOCK}attn.{part}", bias=bias)
+    ]
 
 
 def gated_feed_forward(block: str, *, bias: bool = False) -> list[Rule]:

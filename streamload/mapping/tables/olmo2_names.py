@@ -20,7 +20,7 @@ def olmo2_map(config: Mapping[str, Any]) -> NameMap:
     block = "model.layers.{layer}."
     rules = [
         vocabulary("model.embed_tokens", "tok_embed", tied),
-        *qkv(config, block, bias=bias),
+        *qkv(block, bias=bias),
         *norm(block + "self_attn.q_norm", f"{BLOCK}attn.q_norm"),
         *norm(block + "self_attn.k_norm", f"{BLOCK}attn.k_norm"),
         *linear(block + "self_attn.o_proj", f"{BLOCK}attn.out_proj", bias=bias),
@@ -36,6 +36,4 @@ def olmo2_map(config: Mapping[str, Any]) -> NameMap:
 def olmo2_shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
     """As ``weight_shapes``; queries and keys are normalised over all heads at once."""
     shapes = weight_shapes(config)
-    queries = shapes["attn.out_proj"][1]
-    shared = (shapes["attn.qkv"][0] - queries) // 2
-    return shapes | {"attn.q_norm": (queries,), "attn.k_norm": (shared,)}
+    return shapes | {f"attn.{part}_norm": shapes[f"attn.{part}"][:1] for part in "qk"}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from streamload.core.specs import Shape
 from streamload.mapping.rules import NameMap
 from streamload.mapping.tables.gpt2_names import gpt2_map
-from streamload.mapping.tables.llama_names import llama_map, llama_meta_map
+from streamload.mapping.tables.llama_names import fused_local_map, llama_map, llama_meta_map
 from streamload.mapping.tables.neox_names import neox_map, neox_raw_map
 from streamload.mapping.tables.olmo2_names import olmo2_map, olmo2_shapes
 from streamload.mapping.tables.shapes import weight_shapes
@@ -41,12 +41,14 @@ class Architecture:
 
 
 _LLAMA = "streamload.models.llama_model:Llama"
+_META = (llama_map, llama_meta_map, fused_local_map)
+_QWEN = (llama_map, fused_local_map)
 ARCHITECTURES = {
     "gpt2": Architecture((gpt2_map,), "streamload.models.gpt:GPT", "n_layer"),
-    "llama": Architecture((llama_map, llama_meta_map), _LLAMA),
-    "mistral": Architecture((llama_map, llama_meta_map), _LLAMA),
-    "qwen2": Architecture((llama_map,), _LLAMA),
-    "qwen3": Architecture((llama_map,), _LLAMA),
+    "llama": Architecture(_META, _LLAMA),
+    "mistral": Architecture(_META, _LLAMA),
+    "qwen2": Architecture(_QWEN, _LLAMA),
+    "qwen3": Architecture(_QWEN, _LLAMA),
     "gpt_neox": Architecture((neox_map, neox_raw_map), "streamload.models.neox_model:NeoX"),
     "olmo2": Architecture((olmo2_map,), "streamload.models.olmo2_model:Olmo2", shapes=olmo2_shapes),
 }

@@ -24,6 +24,8 @@ def weight_shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
         "pos_embed": (config.get("n_positions", 0), width),
         "lm_head": (config["vocab_size"], width),
         "attn.qkv": (queries + 2 * shared, width),
+        "attn.q": (queries, width),
+        **dict.fromkeys(("attn.k", "attn.v"), (shared, width)),
         "attn.q_norm": (size,),
         "attn.k_norm": (size,),
         "attn.out_proj": (width, queries),
