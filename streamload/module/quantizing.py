@@ -155,7 +155,9 @@ def _saved_bytes(tensor: PlannedTensor) -> int:
 def _int8_tensor() -> Any:
     try:
         with _quiet():
-            from torchao.quantization import Int8Tensor
+            import torchao.quantization  # noqa: F401
+
+            from streamload.module.int8_tensor import Int8Tensor
     except ImportError as error:
         raise MissingExtraError("torchao>=0.16", extra="int8", purpose="quantize='int8'") from error
     return Int8Tensor

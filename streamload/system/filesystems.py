@@ -9,33 +9,9 @@ from functools import lru_cache
 
 # Pages come across a network or through another process, one fault at a time; and what a server
 # takes back under a mapping kills the process.
-_REMOTE = frozenset(
-    [
-        "9p",
-        "afs",
-        "afpfs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "coda",
-        "drvfs",
-        "gfs2",
-        "glusterfs",
-        "gpfs",
-        "lustre",
-        "ncpfs",
-        "nfs",
-        "nfs4",
-        "ocfs2",
-        "orangefs",
-        "pvfs2",
-        "smb2",
-        "smb3",
-        "smbfs",
-        "virtiofs",
-        "webdav",
-    ]
-)
+_NETWORKS = ("nfs", "cifs", "smb", "9p", "afs", "coda", "ncpfs", "webdav", "drvfs", "virtiofs")
+_CLUSTERS = ("beegfs", "ceph", "gfs2", "glusterfs", "gpfs", "lustre", "ocfs2", "orangefs", "pvfs2")
+_REMOTE = (*_NETWORKS, *_CLUSTERS, "fuse")
 
 
 def reason_to_read(path: str, descriptor: int) -> str:
@@ -48,7 +24,7 @@ def reason_to_read(path: str, descriptor: int) -> str:
     if sys.platform == "win32":
         return "Windows lets nobody replace a file that is mapped"
     kind = _kinds().get(os.fstat(descriptor).st_dev, "")
-    if kind in _REMOTE or kind.startswith("fuse"):
+    if kind.startswith(_REMOTE):
         return f"{path} is on a file system of kind {kind}"
     return f"{path} is open for writing elsewhere" if _is_written(descriptor) else ""
 

@@ -1,6 +1,8 @@
 """quantize="int8": the right weights, the right values, the memory of an int8 model, no noise."""
 
 import builtins
+import copy
+import io
 import json
 import subprocess
 import sys
@@ -210,3 +212,53 @@ class TestCommandLine:
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
         assert len(json.loads(done.stdout)["tokens"]) == 3
+
+
+def plain(module):
+    """The module with torchao's own class of weight."""
+    for linear in module.modules():
+        if isinstance(linear, nn.Linear) and is_int8(linear.weight):
+            w = linear.weight
+            copied = torchao.quantization.Int8Tensor(
+                w.qdata, w.scale, w.block_size, w.dtype, zero_point=w.zero_point
+            )
+            linear.weight = nn.Parameter(copied, requires_grad=False)
+    return module
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [(1,), (1, 1), (2, 3), (8,), (3, 5), (0, 4), ()])
+def test_products_are_torchaos_whatever_kernel_makes_them(folder, dtype, rows):
+    block = streamload.load(folder, dtype=dtype, quantize="int8").model.blocks[0]
+    peer = plain(copy.deepcopy(block))
+    x = torch.randn(*rows, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
+    for name in ("attn.qkv", "mlp.fc1"):  # with a bias, and called with and without it
+        ours, theirs = block.get_submodule(name), peer.get_submodule(name)
+        step = torch.finfo(dtype).eps
+        torch.testing.assert_close(ours(x), theirs(x), rtol=2 * step, atol=4 * step)
+        found = nn.functional.linear(x, ours.weight)
+        torch.testing.assert_close(
+            found, nn.functional.linear(x, theirs.weight), rtol=2 * step, atol=4 * step
+        )
+
+
+def test_gradients_reach_the_input(folder):
+    block = streamload.load(folder, dtype=torch.bfloat16, quantize="int8").model.blocks[0]
+    x = torch.randn(2, 64, dtype=torch.bfloat16, requires_grad=True)
+    block.mlp.fc1(x).sum().backward()
+    expected = block.mlp.fc1.weight.dequantize().float().sum(0)
+    torch.testing.assert_close(x.grad[0].float(), expected, rtol=0.05, atol=0.05)
+
+
+def test_it_is_saved_as_torchaos(folder):
+    model = streamload.load(folder, dtype="bfloat16", quantize="int8").model
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    assert b"streamload" not in buffer.getvalue()
+    buffer.seek(0)
+    saved = torch.load(buffer, weights_only=False)
+    for name, tensor in model.state_dict().items():
+        assert type(saved[name]) is not type(tensor) or not is_int8(tensor)
+        if is_int8(tensor):
+            assert torch.equal(saved[name].qdata, tensor.qdata)
+            assert torch.equal(saved[name].scale, tensor.scale)
