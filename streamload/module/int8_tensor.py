@@ -48,4 +48,5 @@ def _linear(function: Any, types: Any, args: Any, kwargs: Any) -> torch.Tensor:
     bias = args[2] if len(args) > 2 else kwargs.get("bias") if kwargs else None
     if bias is not None:
         product = product + bias
-    return product.reshape(*x.shape[:-1], -1)
+    out: torch.Tensor = product.reshape(*x.shape[:-1], -1)
+    return out
