@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch.autograd.graph import increment_version
 
 from streamload.core.errors import CheckpointError, StreamloadError, note_overwritten
 from streamload.core.findings import Finding, in_words
@@ -53,7 +54,7 @@ def execute(
     source: Source,
     lane: Lane,
     *,
-    existing: Mapping[str, torch.Tensor] | None = None,
+    existing: Mapping[str, Sequence[torch.Tensor]] | None = None,
     progress: Progress | None = None,
     release: bool = False,
     on_layer: OnLayer | None = None,
@@ -64,7 +65,8 @@ def execute(
         plan: must hold.
         source: the checkpoint the plan was made from.
         lane: makes and writes tensors.
-        existing: tensors that are overwritten in place, by target name.
+        existing: tensors that are overwritten in place, by target name; where there are several,
+            they hold the same memory. Each that may have changed counts one version more.
         progress: called now and then with bytes done, bytes in all, and a stored name.
         release: give the page cache back behind the workers (a memory limit binds).
         on_layer: gets each block's new tensors when they are complete; the plan must not
@@ -76,6 +78,7 @@ def execute(
             dropped.
     """
     run = Execution()
+    targets = existing or {}
     new = [t for t in plan.tensors if t.is_new]
     old = [t for t in plan.tensors if not t.is_new]
     names = {c.stored_name for t in plan.tensors if t.mapped is None for c in t.copies}
@@ -87,6 +90,7 @@ def execute(
         if on_layer is not None:
             lane.finish()
             returned = on_layer(group.layer, dict(tensors))
+            returned = {} if returned is None else returned
         run.take(group, tensors, returned)
 
     try:
@@ -96,8 +100,8 @@ def execute(
             stream.rehearse(old)
         source.check_unchanged()
         if old:
-            targets = existing or {}
-            stream.fill([Group(None, old)], lambda t: targets[t.name], lambda *_: None)
+            # ``data`` counts versions apart, so that the number of chunks does not show.
+            stream.fill([Group(None, old)], lambda t: targets[t.name][0].data, lambda *_: None)
             source.check_unchanged()
         lane.finish()
     except BaseException as error:
@@ -106,9 +110,19 @@ def execute(
         if run.overwritten:
             note_overwritten(error, run.overwritten)
         raise
+    finally:
+        for name in run.overwritten:
+            _tell_autograd(targets[name])
     run.bytes_read += counter.done
     run.bytes_written = plan.bytes_to_write
     return run
+
+
+def _tell_autograd(tensors: Sequence[torch.Tensor]) -> None:
+    """As after ``Tensor.copy_``: a backward pass over values saved before this raises."""
+    for tensor in tensors:
+        if not tensor.is_inference():  # these count no versions
+            increment_version(tensor)
 
 
 def _check(plan: Plan, source: Source, run: Execution) -> None:
