@@ -12,6 +12,7 @@ from streamload.core.errors import CheckpointError, StreamloadError, note_overwr
 from streamload.core.findings import Finding, in_words
 from streamload.core.options import Progress
 from streamload.core.wording import printable
+from streamload.engine.arithmetic import is_whole
 from streamload.engine.casts import can_overflow
 from streamload.engine.groups import (
     AHEAD,
@@ -96,7 +97,7 @@ def execute(
     try:
         _check(plan, source, run)
         stream.fill([Group(None, new)] if on_layer is None else in_layers(new), lane.allocate, keep)
-        if old and plan.options.overflow == "refuse":
+        if old:
             stream.rehearse(old)
         source.check_unchanged()
         if old:
@@ -138,7 +139,7 @@ def _check(plan: Plan, source: Source, run: Execution) -> None:
                 largest, where = difference, planned.name
     if where:
         lead = f"partitions that should agree differ by at most {largest:.3g} (in "
-        text = "); their float32 mean was taken"
+        text = "); their mean was taken"
         run.findings.append(Finding(text, tensor=where, lead=lead))
 
 
@@ -205,21 +206,23 @@ class _Stream:
         return tensors
 
     def rehearse(self, tensors: Sequence[PlannedTensor]) -> None:
-        """Cast the tensors that may overflow, one at a time, and throw them away.
+        """Make the tensors that may be refused, one at a time, and throw them away.
 
-        What is overwritten in place cannot be taken back: where overflows are refused, they must
-        be known before the first byte is written.
+        What is overwritten in place cannot be taken back: sums that do not fit, and overflows
+        where these are refused, must be known before the first byte is written.
         """
-        risky = [
-            Group(None, [replace(t, is_new=True)])
-            for t in tensors
-            if any(
-                can_overflow(torch_dtype(self.plan.stored[name].dtype), torch_dtype(t.dtype))
-                for name in t.sources
-            )
-        ]
-        alone = replace(self, counter=Counter(0))
+        risky = [Group(None, [replace(t, is_new=True)]) for t in tensors if self._may_refuse(t)]
+        alone = replace(self, counter=Counter(0), run=Execution())
         alone.fill(risky, self.lane.allocate, lambda *_: None, ahead=1)
+
+    def _may_refuse(self, tensor: PlannedTensor) -> bool:
+        refuses_overflow = self.plan.options.overflow == "refuse"
+        if tensor.reduces:
+            return refuses_overflow or is_whole(torch_dtype(tensor.dtype))
+        return refuses_overflow and any(
+            can_overflow(torch_dtype(self.plan.stored[name].dtype), torch_dtype(tensor.dtype))
+            for name in tensor.sources
+        )
 
     def _reduce(
         self, planned: PlannedTensor, memory: Memory, overflows: dict[str, int]
