@@ -45,7 +45,8 @@ class LoadOptions(TypedDict, total=False):
         cache: keep a converted copy in the user's cache folder and map it next time.
         progress: called as progress(done_bytes, total_bytes, stored_name) now and then.
         on_layer: called as on_layer(layer, tensors) with each block's complete tensors by local
-            name (layer None: those outside of blocks); may return replacements.
+            name (layer None: those outside of blocks); may return replacements by name: tensors
+            of the same shape, dtype and device, or modules, which may be anything with data.
         quantize: ``"int8"``, weight only, while streaming (extra ``int8``).
     """
 

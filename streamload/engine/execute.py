@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch.autograd.graph import increment_version
 
 from streamload.core.errors import CheckpointError, StreamloadError, note_overwritten
 from streamload.core.findings import Finding, in_words
 from streamload.core.options import Progress
 from streamload.core.wording import printable
+from streamload.engine.arithmetic import is_whole
 from streamload.engine.casts import can_overflow
 from streamload.engine.groups import (
     AHEAD,
@@ -53,7 +55,7 @@ def execute(
     source: Source,
     lane: Lane,
     *,
-    existing: Mapping[str, torch.Tensor] | None = None,
+    existing: Mapping[str, Sequence[torch.Tensor]] | None = None,
     progress: Progress | None = None,
     release: bool = False,
     on_layer: OnLayer | None = None,
@@ -64,7 +66,8 @@ def execute(
         plan: must hold.
         source: the checkpoint the plan was made from.
         lane: makes and writes tensors.
-        existing: tensors that are overwritten in place, by target name.
+        existing: tensors that are overwritten in place, by target name; where there are several,
+            they hold the same memory. Each that may have changed counts one version more.
         progress: called now and then with bytes done, bytes in all, and a stored name.
         release: give the page cache back behind the workers (a memory limit binds).
         on_layer: gets each block's new tensors when they are complete; the plan must not
@@ -76,6 +79,7 @@ def execute(
             dropped.
     """
     run = Execution()
+    targets = existing or {}
     new = [t for t in plan.tensors if t.is_new]
     old = [t for t in plan.tensors if not t.is_new]
     names = {c.stored_name for t in plan.tensors if t.mapped is None for c in t.copies}
@@ -87,17 +91,18 @@ def execute(
         if on_layer is not None:
             lane.finish()
             returned = on_layer(group.layer, dict(tensors))
+            returned = {} if returned is None else returned
         run.take(group, tensors, returned)
 
     try:
         _check(plan, source, run)
         stream.fill([Group(None, new)] if on_layer is None else in_layers(new), lane.allocate, keep)
-        if old and plan.options.overflow == "refuse":
+        if old:
             stream.rehearse(old)
         source.check_unchanged()
         if old:
-            targets = existing or {}
-            stream.fill([Group(None, old)], lambda t: targets[t.name], lambda *_: None)
+            # ``data`` counts versions apart, so that the number of chunks does not show.
+            stream.fill([Group(None, old)], lambda t: targets[t.name][0].data, lambda *_: None)
             source.check_unchanged()
         lane.finish()
     except BaseException as error:
@@ -106,9 +111,19 @@ def execute(
         if run.overwritten:
             note_overwritten(error, run.overwritten)
         raise
+    finally:
+        for name in run.overwritten:
+            _tell_autograd(targets[name])
     run.bytes_read += counter.done
     run.bytes_written = plan.bytes_to_write
     return run
+
+
+def _tell_autograd(tensors: Sequence[torch.Tensor]) -> None:
+    """As after ``Tensor.copy_``: a backward pass over values saved before this raises."""
+    for tensor in tensors:
+        if not tensor.is_inference():  # these count no versions
+            increment_version(tensor)
 
 
 def _check(plan: Plan, source: Source, run: Execution) -> None:
@@ -124,7 +139,7 @@ def _check(plan: Plan, source: Source, run: Execution) -> None:
                 largest, where = difference, planned.name
     if where:
         lead = f"partitions that should agree differ by at most {largest:.3g} (in "
-        text = "); their float32 mean was taken"
+        text = "); their mean was taken"
         run.findings.append(Finding(text, tensor=where, lead=lead))
 
 
@@ -191,21 +206,23 @@ class _Stream:
         return tensors
 
     def rehearse(self, tensors: Sequence[PlannedTensor]) -> None:
-        """Cast the tensors that may overflow, one at a time, and throw them away.
+        """Make the tensors that may be refused, one at a time, and throw them away.
 
-        What is overwritten in place cannot be taken back: where overflows are refused, they must
-        be known before the first byte is written.
+        What is overwritten in place cannot be taken back: sums that do not fit, and overflows
+        where these are refused, must be known before the first byte is written.
         """
-        risky = [
-            Group(None, [replace(t, is_new=True)])
-            for t in tensors
-            if any(
-                can_overflow(torch_dtype(self.plan.stored[name].dtype), torch_dtype(t.dtype))
-                for name in t.sources
-            )
-        ]
-        alone = replace(self, counter=Counter(0))
+        risky = [Group(None, [replace(t, is_new=True)]) for t in tensors if self._may_refuse(t)]
+        alone = replace(self, counter=Counter(0), run=Execution())
         alone.fill(risky, self.lane.allocate, lambda *_: None, ahead=1)
+
+    def _may_refuse(self, tensor: PlannedTensor) -> bool:
+        refuses_overflow = self.plan.options.overflow == "refuse"
+        if tensor.reduces:
+            return refuses_overflow or is_whole(torch_dtype(tensor.dtype))
+        return refuses_overflow and any(
+            can_overflow(torch_dtype(self.plan.stored[name].dtype), torch_dtype(tensor.dtype))
+            for name in tensor.sources
+        )
 
     def _reduce(
         self, planned: PlannedTensor, memory: Memory, overflows: dict[str, int]

@@ -1,13 +1,16 @@
-"""Targets that need arithmetic, and stored tensors that must agree: small, done in float32."""
+"""Targets that need arithmetic, and stored tensors that must agree: small, held whole."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import reduce
 
 import torch
 
 from streamload.core.errors import CheckpointError
 from streamload.core.specs import StridedCopy, numel
+from streamload.engine.arithmetic import Part, gaps, is_whole, summed, whole_sum, wide_enough
 from streamload.engine.casts import can_overflow, count_overflows
 from streamload.engine.jobs import Reader
 from streamload.planning.records import Comparison, Plan, PlannedTensor
@@ -23,48 +26,85 @@ def _stored_values(plan: Plan, source: Source, copy: StridedCopy) -> torch.Tenso
     return torch.as_strided(values, copy.shape, copy.source_strides, copy.source_offset)
 
 
-def _placed(
-    plan: Plan, source: Source, planned: PlannedTensor, target: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Views of the flat ``target``, and the stored values that go there."""
+def _placed(plan: Plan, source: Source, planned: PlannedTensor) -> Iterator[Part]:
+    """Where in the flat target each copy goes, and its stored values."""
     for copy in planned.copies:
-        view = torch.as_strided(target, copy.shape, copy.target_strides, copy.target_offset)
+        view = copy.shape, copy.target_strides, copy.target_offset
         yield view, _stored_values(plan, source, copy)
 
 
 def reduce_into(plan: Plan, source: Source, planned: PlannedTensor, target: torch.Tensor) -> int:
-    """Write the sum or mean of all sources, taken in float32, once.
+    """Write the sum or mean of all sources once; see ``arithmetic`` for the types.
 
     Returns:
-        How many finite results overflow the target's dtype.
+        How many results of finite values alone are not finite in the target's dtype.
+
+    Raises:
+        CheckpointError: a sum of integers overflows, or their mean is not whole.
     """
-    total = torch.zeros(numel(planned.shape), dtype=torch.float32)
-    for view, values in _placed(plan, source, planned, total):
-        view.add_(values.float())
-    if planned.reduces == "mean":
-        total /= len(planned.copies)
-    total = total.view(planned.shape)
-    target.copy_(total)
-    return count_overflows(total, target) if can_overflow(total.dtype, target.dtype) else 0
+    count = numel(planned.shape)
+    partitions = sum(numel(copy.shape) for copy in planned.copies) // max(count, 1)
+    divisor = max(partitions, 1) if planned.reduces == "mean" else 1
+    if is_whole(target.dtype):
+        target.copy_(_whole(plan, source, planned, divisor).view(planned.shape))
+        return 0
+    dtypes = [torch_dtype(plan.stored[name].dtype) for name in planned.sources]
+    wide = max(map(wide_enough, dtypes), key=lambda dtype: dtype.itemsize)
+    total = summed(_placed(plan, source, planned), count, wide)
+    total /= divisor
+    target.copy_(total.view(planned.shape))
+    lost = 0
+    if can_overflow(wide, target.dtype):
+        lost = count_overflows(total.view(planned.shape), target)
+    return lost + _infinite(plan, source, planned, total)
+
+
+def _whole(plan: Plan, source: Source, planned: PlannedTensor, divisor: int) -> torch.Tensor:
+    count, dtype = numel(planned.shape), torch_dtype(planned.dtype)
+    try:
+        return whole_sum(_placed(plan, source, planned), count, dtype, divisor=divisor)
+    except ArithmeticError as error:
+        spec = plan.stored[planned.sources[0]]
+        raise CheckpointError(
+            f"the {planned.reduces} of the partitions of {planned.name!r} cannot be taken: {error}",
+            path=spec.file,
+            tensor=spec.name,
+        ) from error
+
+
+def _infinite(plan: Plan, source: Source, planned: PlannedTensor, total: torch.Tensor) -> int:
+    """How many sums are not finite though all that went into them is."""
+    lost = ~total.isfinite()
+    if bool(lost.any()):
+        for view, values in _placed(plan, source, planned):
+            torch.as_strided(lost, *view).logical_and_(values.to(total.dtype).isfinite())
+    return int(lost.sum())
 
 
 def check_agreement(plan: Plan, source: Source, planned: PlannedTensor) -> float:
-    """The largest difference between replicas of a mean.
+    """The largest difference between replicas of a mean; all of a value is compared.
 
     Raises:
         CheckpointError: the sum of squared differences is over the tolerance, and averaging
             anyway (``replicas="average"``) was not asked for.
     """
+    count = numel(planned.shape)
     first: torch.Tensor | None = None
-    largest = 0.0
+    filled, largest = 0, 0.0
     for copy in planned.copies:
-        values = _stored_values(plan, source, copy).float()
+        values = _stored_values(plan, source, copy)
         if first is None:
-            first = values
+            dtypes = (torch_dtype(plan.stored[name].dtype) for name in planned.sources)
+            first = torch.empty(count, dtype=reduce(torch.promote_types, map(_comparable, dtypes)))
+        place = torch.as_strided(first, copy.shape, copy.target_strides, copy.target_offset)
+        values = values.to(first.dtype)
+        if filled < count:
+            place.copy_(values)
+            filled += values.numel()
             continue
-        difference = values - first
-        squares = float(difference.double().square().sum())
-        largest = max(largest, float(difference.abs().max()) if difference.numel() else 0.0)
+        difference = gaps(values, place)
+        squares = float(difference.square().sum())
+        largest = max(largest, float(difference.max()) if difference.numel() else 0.0)
         # Written so that a NaN is refused too.
         if not squares < planned.tolerance and plan.options.replicas != "average":
             spec = plan.stored[copy.stored_name]
@@ -76,6 +116,11 @@ def check_agreement(plan: Plan, source: Source, planned: PlannedTensor) -> float
                 tensor=spec.name,
             )
     return largest
+
+
+def _comparable(dtype: torch.dtype) -> torch.dtype:
+    """Whole numbers as they are; others in the type that they are summed in."""
+    return dtype if is_whole(dtype) else wide_enough(dtype)
 
 
 def compare(plan: Plan, source: Source, comparison: Comparison) -> str | None:
@@ -134,6 +179,9 @@ def _equal_blocks(plan: Plan, source: Source, one: StridedCopy, two: StridedCopy
 def _assembled(plan: Plan, source: Source, planned: PlannedTensor) -> torch.Tensor:
     """The target as a flat tensor of its own, cast."""
     target = torch.empty(numel(planned.shape), dtype=torch_dtype(planned.dtype))
-    for view, values in _placed(plan, source, planned, target):
-        view.copy_(values)
+    if planned.reduces:
+        reduce_into(plan, source, replace(planned, shape=(target.numel(),)), target)
+        return target
+    for view, values in _placed(plan, source, planned):
+        torch.as_strided(target, *view).copy_(values)
     return target

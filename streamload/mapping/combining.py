@@ -153,7 +153,14 @@ class HeadSplit(Transform):
 
 
 class _Reduction(Transform):
-    """Every source on the same elements of one target, in float32."""
+    """Every source on the same elements of one target.
+
+    Arithmetic never narrows. Values of 8 or 16 bits and float32 are added up in float32, float64
+    in float64, complex ones in complex of their width, one source after the other, and the result
+    is cast once. A result that is infinite though no source is counts as an overflow
+    (``overflow``). Sums of integers are exact, and refused where they do not fit; booleans are
+    refused.
+    """
 
     __slots__ = ()
 
@@ -176,14 +183,16 @@ class _Reduction(Transform):
 
 @dataclass(frozen=True, slots=True)
 class Sum(_Reduction):
-    """The sum of all sources, in float32 (row-parallel biases of raw partitions)."""
+    """The sum of all sources, as above (row-parallel biases of raw partitions)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mean(_Reduction):
-    """The float32 mean of sources that must agree.
+    """The mean of sources that must agree: their sum, as above, over their number.
 
-    ``tolerance`` bounds the sum of squared differences (GPT-NeoX's helpers: 1e-4).
+    ``tolerance`` bounds the sum of squared differences (GPT-NeoX's helpers: 1e-4). All of a value
+    is compared: the imaginary part, every bit of an integer. Integers that disagree and are
+    averaged all the same (``replicas="average"``) must have a whole mean.
     """
 
     tolerance: float = 1e-4

@@ -90,10 +90,17 @@ def real_tensors(module: nn.Module) -> Iterator[tuple[list[str], torch.Tensor, b
             yield tie.names, tie.tensor.detach(), tie.is_persistent
 
 
-def existing_tensors(module: nn.Module, plan: Plan) -> dict[str, torch.Tensor]:
-    """The tensors that the plan overwrites in place, detached, by target name."""
-    wanted = {t.name for t in plan.tensors if not t.is_new}
-    return {slot.name: t.detach() for slot, t in slots(module) if slot.name in wanted}
+def existing_tensors(module: nn.Module, plan: Plan) -> dict[str, tuple[torch.Tensor, ...]]:
+    """What the plan overwrites in place, by target name: every object that a tie consists of.
+
+    They hold the same memory, but each may count its versions for itself.
+    """
+    first = {n: t.name for t in plan.tensors if not t.is_new for n in (t.name, *t.aliases)}
+    found: dict[str, dict[int, torch.Tensor]] = {}
+    for slot, tensor in slots(module):
+        if slot.name in first:
+            found.setdefault(first[slot.name], {})[id(tensor)] = tensor
+    return {name: tuple(objects.values()) for name, objects in found.items()}
 
 
 def _identity(tensor: torch.Tensor) -> object:

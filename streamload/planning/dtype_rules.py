@@ -14,19 +14,28 @@ class DtypeError(ValueError):
 
 
 def target_dtype(
-    name: str, stored: tuple[DType, ...], spec: TargetSpec | None, wanted: DType | None
+    name: str,
+    stored: tuple[DType, ...],
+    spec: TargetSpec | None,
+    wanted: DType | None,
+    *,
+    reduces: str = "",
 ) -> DType:
     """The dtype of the target called ``name``.
+
+    Parts of several floating-point types make a target that holds all of them: float64 where one
+    is, else float32.
 
     Args:
         name: the target's name.
         stored: the dtypes of its sources.
         spec: the module's tensor, or None if there is no module.
         wanted: the request, which touches floating-point tensors only.
+        reduces: ``"sum"`` or ``"mean"`` if the target is that of its sources.
 
     Raises:
-        DtypeError: no counterpart in torch, a change of kind (integer to float), or another
-            dtype than that of a tensor which is overwritten in place.
+        DtypeError: no counterpart in torch, a sum or mean of booleans, a change of kind (integer
+            to float), or another dtype than that of a tensor which is overwritten in place.
     """
     for dtype in stored:
         if dtype.torch_name is None:
@@ -36,7 +45,9 @@ def target_dtype(
         if not all(dtype.is_floating for dtype in stored):
             names = " and ".join(dtype.name for dtype in stored)
             raise DtypeError(f"its parts are stored as {names}")
-        found = BY_NAME["F32"]
+        found = BY_NAME["F64" if BY_NAME["F64"] in stored else "F32"]
+    if reduces and found.kind == "bool":
+        raise DtypeError(f"booleans have no {reduces}: its partitions are stored as BOOL")
     if name.endswith(_NEVER_CAST):
         wanted = None
     if spec is None:

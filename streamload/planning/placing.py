@@ -183,7 +183,8 @@ def _planned(
     if len(names) > 1:
         names = tuple(names[i] for i in geometry.used) or names
     stored = tuple([BY_NAME[builder.stored[name].dtype] for name in names])
-    dtype = target_dtype(target, stored, spec, options.dtype)
+    reduces = assignment.transform.reduces if len(names) > 1 else ""
+    dtype = target_dtype(target, stored, spec, options.dtype, reduces=reduces)
     is_new = spec is None or spec.is_meta or (spec.kind == "buffer" and _is_built(builder))
     device = options.device
     device = device if isinstance(device, str) else device_of(target, device)
@@ -204,7 +205,7 @@ def _planned(
         stored_dtype="+".join(dict.fromkeys([d.name for d in stored])),
         copies=geometry.copies(assignment.sources, strides),
         transform=transform.label,
-        reduces=transform.reduces if len(names) > 1 else "",
+        reduces=reduces,
         tolerance=transform.tolerance if isinstance(transform, Mean) else 0.0,
         layer=assignment.layer,
         device=device,

@@ -13,6 +13,7 @@ import torch
 from streamload.core.dtypes import BY_NAME
 from streamload.core.options import Progress, Settings
 from streamload.core.specs import numel
+from streamload.engine.arithmetic import gaps
 from streamload.engine.lanes.cpu import CpuLane
 from streamload.engine.output_chunks import batches, execute_chunks
 from streamload.mapping.choose import choose_binding
@@ -25,7 +26,7 @@ from streamload.sources.base import Source
 from streamload.verifying.verify_report import Difference, VerifyReport
 
 _BATCH_BYTES = 32 << 20  # of each side; a transposed tensor is read anew for each batch
-_COMPARED = 4 << 20  # elements: where they differ, both sides are widened to float64
+_COMPARED = 4 << 20  # elements: where they differ, both sides are widened
 # Number of the pair, index of the first element, flat values.
 _Values = tuple[int, int, torch.Tensor]
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -210,19 +211,23 @@ def _count(
     if torch.equal(*bits):
         return
     unlike = (bits[0] != bits[1]).view(one.numel(), -1).any(dim=1)
-    dtype = torch.complex128 if one.is_complex() else torch.float64
-    wide = [tensor.to(dtype) for tensor in (one, two)]
+    nan = _both_nan(one, two)
     if any_nan:
-        unlike &= ~(wide[0].isnan() & wide[1].isnan())
+        unlike &= ~nan
     if not bool(unlike.any()):
         return
     if not tally.elements:
         tally.first = start + int(unlike.to(torch.uint8).argmax())
     tally.elements += int(unlike.sum())
-    gap = (wide[0] - wide[1])[unlike].abs()
+    gap = gaps(one, two)[unlike & ~nan]
     gap = gap[gap.isfinite()]
     if gap.numel():
         tally.largest = max(float(gap.max()), tally.largest or 0.0)
+
+
+def _both_nan(one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
+    wide = torch.complex128 if one.is_complex() else torch.float64  # float8 has no isnan()
+    return one.to(wide).isnan() & two.to(wide).isnan()
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -107,14 +107,15 @@ def test_tensors_and_modules_are_replaced(path, values):
         if layer % 2:
             gone.append(weakref.ref(tensors[f"h.{layer}.fc.weight"]))
             return {f"h.{layer}.fc": Doubled(tensors[f"h.{layer}.fc.weight"])}
-        return {f"h.{layer}.fc.weight": tensors[f"h.{layer}.fc.weight"].to(torch.int8)}
+        return {f"h.{layer}.fc.weight": tensors[f"h.{layer}.fc.weight"].neg()}
 
     model = empty_model()
     model.h[0].fc.weight.requires_grad_(False)
     streamload.load_into(model, path, on_layer=on_layer)
     assert torch.equal(model.h[3].fc.twice, values["h.3.fc.weight"] * 2)
     assert isinstance(model.h[2].fc.weight, nn.Parameter)
-    assert torch.equal(model.h[2].fc.weight, values["h.2.fc.weight"].to(torch.int8))
+    assert not model.h[0].fc.weight.requires_grad
+    assert torch.equal(model.h[2].fc.weight, -values["h.2.fc.weight"])
     assert torch.equal(model.h[2].fc.bias, values["h.2.fc.bias"])
     assert torch.equal(model.embed.weight, values["embed.weight"] + 1)
     assert model.head.weight is model.embed.weight
@@ -167,12 +168,52 @@ def test_a_failing_commit_swaps_modules_back(path):
         ({"nothing": nn.Identity()}, r"'nothing', which the model has not"),
         ({"": nn.Identity()}, r"'', which the model has not"),
         ([1], r"must return None or a dict of replacements, not list"),
+        ([], r"must return None or a dict of replacements, not list"),
+        ({"h.0.fc.weight": torch.ones(8, 4)}, r"'h.0.fc.weight' of shape \[8, 4\].*\[8, 8\]"),
+        ({"h.0.fc.bias": torch.ones(8, 1)}, r"'h.0.fc.bias' of shape \[8, 1\]"),
+        ({"h.0.fc.weight": torch.ones(8, 8).half()}, r"'h.0.fc.weight' of .*torch.float16, exp"),
+        ({"h.0.fc.weight": torch.ones(8, 8, dtype=torch.int8)}, r"'h.0.fc.weight' of .*int8, exp"),
+        (
+            {"h.0.fc.bias": torch.ones(8, device="meta")},
+            r"'h.0.fc.bias' on device meta, expected c",
+        ),
+        (
+            {"h.0.fc": nn.Linear(8, 8, device="meta")},
+            r"'h.0.fc.weight' on device meta, expected cpu",
+        ),
+        ({"h.0": nn.BatchNorm1d(8, device="meta")}, r"'h.0.running_mean' on device meta, expected"),
+        (
+            {"h.0.fc.weight": torch.ones(8, 4), "h.0.fc.bias": torch.ones(1), "no": nn.Identity()},
+            r"'h.0.fc.bias' of shape \[1\].*'h.0.fc.weight' of shape \[8, 4\]",
+        ),
     ],
 )
 def test_what_has_no_place_is_refused(path, returned, message):
     model = empty_model()
     with pytest.raises(streamload.StreamloadError, match=message):
         streamload.load_into(model, path, on_layer=lambda n, t: returned if n == 0 else None)
+    assert is_untouched(model)
+
+
+def test_tensors_that_are_changed_without_a_word_are_checked_too(path):
+    def on_layer(layer, tensors):
+        if layer == 3:
+            tensors["h.3.fc.bias"].data = torch.ones(8).half()
+
+    model = empty_model()
+    with pytest.raises(streamload.StreamloadError, match=r"'h\.3\.fc\.bias' of .*torch.float16"):
+        streamload.load_into(model, path, on_layer=on_layer)
+    assert is_untouched(model)
+
+
+def test_one_tied_tensor_cannot_become_two(path):
+    def on_layer(layer, tensors):
+        names = ("embed.weight", "head.weight")
+        return {name: torch.zeros(5, 8) for name in names} if layer is None else None
+
+    model = empty_model()
+    with pytest.raises(streamload.StreamloadError, match=r"two tensors for .*, which are one"):
+        streamload.load_into(model, path, on_layer=on_layer)
     assert is_untouched(model)
 
 
