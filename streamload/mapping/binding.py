@@ -27,6 +27,7 @@ class Assignment:
     Attributes:
         absent: the rule's sources that were not found.
         by_rank: the sources are partitions of one tensor: one that is absent is damage.
+        beyond: of stacked experts, the names that one more would have.
     """
 
     sources: tuple[str, ...]
@@ -35,6 +36,7 @@ class Assignment:
     layer: int | None = None
     absent: tuple[str, ...] = ()
     by_rank: bool = False
+    beyond: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +174,9 @@ def _assignments(
 
     ``numbers`` are those of the partitions or experts that must all be there.
     """
-    several = {at for at, t in enumerate(rule.source_templates) if t.has("rank") or rule.stacks}
+    by_number = rule.stacks or rule.by_rank
     targets = () if rule.unstacks else _names(rule.target_templates, layer, [expert])
+    beyond = _names(rule.source_templates, layer, [len(numbers)]) if rule.stacks else ()
     places = sorted(group)
     # A sum or a mean over fewer partitions than there are would be wrong without a sign of it, and
     # a stack with a gap would give experts the numbers of others.
@@ -182,7 +185,7 @@ def _assignments(
             (
                 template.fill(layer=layer, expert=n if rule.stacks else expert, rank=n)
                 for at, template in enumerate(rule.source_templates)
-                for n in (numbers if at in several else (0,))
+                for n in (numbers if by_number and (rule.stacks or template.has("rank")) else (0,))
                 if (at, n) not in group
             ),
             _MOST_ABSENT,
@@ -197,6 +200,7 @@ def _assignments(
             layer,
             absent,
             rule.by_rank,
+            beyond,
         )
         for copy in range(repeats)
     ]

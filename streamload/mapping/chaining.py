@@ -255,18 +255,23 @@ class ByExpert(Transform):
         return _stages(steps, self.sources, self.targets, not self.unstacks, self.unstacks)
 
     def experts(self, shapes: Sequence[Shape]) -> int:
-        """How many experts the sources of these shapes have in them, where they are stacked.
+        """How many experts are in the side where they are stacked, if that has these shapes.
 
         Raises:
-            LayoutError: the shapes do not fit.
+            LayoutError: the shapes do not fit, or do not say it.
         """
         stages, _, _ = self._stages()
-        opening = next(n for n, s in enumerate(stages) if s.does == "cut" and s.across == "experts")
-        table = [[Layout.whole(at, shape)] for at, shape in enumerate(shapes)]
-        before = _forward(stages[:opening], table, [[None]] * self.targets)
-        step = stages[opening].step
-        assert isinstance(step, Unstack)
-        counts = {s[axis_of(step.dim, s)] for s in (row[0].shape for row in before)}
+        turn = next(at for at, stage in enumerate(stages) if stage.across == "experts")
+        step = stages[turn].step
+        if self.unstacks:
+            table = [[Layout.whole(at, shape)] for at, shape in enumerate(shapes)]
+            before = _forward(stages[:turn], table, [[None]] * self.targets)
+            stacked = [row[0].shape for row in before]
+        else:
+            stacked = [row[0] for row in _back(stages[turn + 1 :], [[s] for s in shapes])]
+        if not isinstance(step, (Stack, Unstack)):
+            raise LayoutError(f"{step.label} does not say how many experts there are")
+        counts = {shape[axis_of(step.dim, shape)] for shape in stacked}
         if len(counts) != 1:
             raise LayoutError(f"they have {' and '.join(map(str, sorted(counts)))} experts")
         return counts.pop()
@@ -288,3 +293,12 @@ def _rows(values: Sequence[_T], names: int) -> _Table[_T]:
     if left or not experts:
         raise LayoutError(f"{len(values)} tensors are not {names} for each expert")
     return [list(values[at : at + experts]) for at in range(0, len(values), experts)]
+
+
+def alike(transform: Transform, count: int) -> list[range]:
+    """Runs of the ``count`` sources that are stacked: all of a run are of one shape and dtype."""
+    if isinstance(transform, ByExpert):
+        size = 0 if transform.unstacks else count // transform.sources
+        return [range(at, at + size) for at in range(0, count, size)] if size else []
+    joins = [step for step in _steps(transform) if isinstance(step, _JOINS)]
+    return [range(count)] if joins and isinstance(joins[0], Stack) else []
