@@ -175,8 +175,8 @@ def _assignments(
     ``numbers`` are those of the partitions or experts that must all be there.
     """
     by_number = rule.stacks or rule.by_rank
-    targets = () if rule.unstacks else _names(rule.target_templates, layer, [expert])
-    beyond = _names(rule.source_templates, layer, [len(numbers)]) if rule.stacks else ()
+    targets = () if rule.unstacks else names_of(rule.target_templates, layer, [expert])
+    beyond = names_of(rule.source_templates, layer, [len(numbers)]) if rule.stacks else ()
     places = sorted(group)
     # A sum or a mean over fewer partitions than there are would be wrong without a sign of it, and
     # a stack with a gap would give experts the numbers of others.
@@ -206,7 +206,7 @@ def _assignments(
     ]
 
 
-def _names(
+def names_of(
     templates: Sequence[Template], layer: int | None, experts: Iterable[int | None]
 ) -> tuple[str, ...]:
     """All experts of the first name, then those of the next one."""
@@ -234,6 +234,6 @@ def _unstacked(
         if not 0 < count <= _MOST_EXPERTS:
             problems.append(f"{names} cannot be unstacked: it has {count} experts")
             continue
-        targets = _names(rule.target_templates, layer, range(count))
+        targets = names_of(rule.target_templates, layer, range(count))
         made.append(replace(assignment, targets=targets))
     return made, problems

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -196,6 +196,19 @@ class NameMap:
             else:
                 for layer in range(self.layers or 0):
                     yield rule, layer
+
+    def experts(self, local_names: Iterable[str]) -> dict[tuple[int, int | None], list[int]]:
+        """Which experts a module with these names has apart, by the rule's ``id`` and layer."""
+        index: TemplateIndex[int] = TemplateIndex()
+        for rule in self.rules:
+            for template in rule.target_templates:
+                if template.has("expert"):
+                    index.add(template, id(rule))
+        found: dict[tuple[int, int | None], set[int]] = {}
+        for name in local_names:
+            for rule_id, values in index.find(name):
+                found.setdefault((rule_id, values.get("layer")), set()).add(values["expert"])
+        return {place: sorted(numbers) for place, numbers in found.items()}
 
     def target_names(self) -> set[str]:
         """All local names the table can fill, but those of experts, whose number a file says."""

@@ -85,4 +85,4 @@ def refuse_mixed(
     pairs = zip(names, stored, strict=True)
     odd = [f"{name!r} is {dtype}" for name, dtype in pairs if dtype != usual]
     way_out = ": pass the dtype= that is meant" if can_be_cast else ""
-    raise DtypeError(f"is a stack of {usual}, but {listed(odd, 4)}{way_out}")
+    raise DtypeError(f"its stack is of {usual}, but {listed(odd, 4)}{way_out}")

@@ -57,13 +57,22 @@ def square_findings(builder: PlanBuilder) -> list[Finding]:
     return [_finding(tensors, way) for (_, way), tensors in wrong.items()]
 
 
-def mending_rules(mismatches: Sequence[ShapeMismatch]) -> str:
+def mending_rules(builder: PlanBuilder) -> str:
     """The rules that would mend a plan all of whose mismatches are transposes, or nothing."""
+    mismatches = builder.mismatches
     if not mismatches or not all(map(is_turned, mismatches)):
         return ""
+    if any(_is_part(builder, entry) for entry in mismatches):
+        return ""  # its rule has a transform already, which says how parts are joined
     rules = [_rule(entry.source, entry.name) for entry in mismatches]
     shown = listed(dict.fromkeys(rules), _SHOWN, more=", … ({total} rules in all)")
     return f"every mismatch is an exact transpose; a mapping=NameMap would mend it with {shown}"
+
+
+def _is_part(builder: PlanBuilder, entry: ShapeMismatch) -> bool:
+    """True if what is stored is but a part of its target."""
+    spec = builder.targets.by_name.get(entry.name) if builder.targets else None
+    return spec is not None and spec.shape != entry.shape
 
 
 def _finding(tensors: Sequence[PlannedTensor], way: str) -> Finding:

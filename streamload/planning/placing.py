@@ -72,8 +72,8 @@ def place(builder: PlanBuilder, assignment: Assignment) -> None:
         lacking = assignment.absent or [name for name, spec in pairs if spec is None]
         where = "" if assignment.absent else " from the module"
         line = Finding(
-            f"{_named(assignment.sources, ' + ')} cannot fill {_named(assignment.targets)}: "
-            f"{_named(lacking)} {'is' if len(lacking) == 1 else 'are'} missing{where}",
+            f"{named(assignment.sources, ' + ')} cannot fill {named(assignment.targets)}: "
+            f"{named(lacking)} {'is' if len(lacking) == 1 else 'are'} missing{where}",
             refuses=assignment.by_rank,
         )
         if assignment.by_rank:
@@ -87,7 +87,7 @@ def place(builder: PlanBuilder, assignment: Assignment) -> None:
         try:
             planned = _planned(builder, assignment, target, spec, geometry)
         except DtypeError as problem:
-            names = _named([s.name for s in specs], " + ")
+            names = named([s.name for s in specs], " + ")
             builder.troubled.add(target)
             builder.findings.append(Finding(f" {problem}", True, target, f"{names}: "))
             continue
@@ -200,15 +200,16 @@ def _other_number(
     if room == have:
         return None
     if have < room:
-        text = f"{_named(assignment.beyond)} {'and so on ' if have + 1 < room else ''}missing"
+        text = f"{named(assignment.beyond)} {'and so on ' if have + 1 < room else ''}missing"
     else:
         more = [specs[at * have + n] for at in range(transform.sources) for n in range(room, have)]
-        text = f"{_named([spec.name for spec in more])} too many"
-    target = _named(assignment.targets)
+        text = f"{named([spec.name for spec in more])} too many"
+    target = named(assignment.targets)
     return Finding(f"{target} has room for {room} experts, the file has {have}: {text}")
 
 
-def _named(names: Sequence[str], separator: str = ", ") -> str:
+def named(names: Sequence[str], separator: str = ", ") -> str:
+    """The first few names for a message, and how many there are."""
     return listed(map(repr, names), 4, separator=separator, more=", … ({total} in all)")
 
 
