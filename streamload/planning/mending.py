@@ -77,9 +77,11 @@ def _is_part(builder: PlanBuilder, entry: ShapeMismatch) -> bool:
 
 def _finding(tensors: Sequence[PlannedTensor], way: str) -> Finding:
     first = tensors[0]
-    rule = _rule(" + ".join(first.sources), first.name, is_turned=not _transposes(first))
     names = listed((repr(t.name) for t in tensors), 3)
-    reason = f"{names}: square, and would be taken {way}; the rule that fits is {rule}"
+    reason = f"{names}: square, and would be taken {way}"
+    if "stack" not in first.transform:  # that of experts says how they are stacked, too
+        rule = _rule(" + ".join(first.sources), first.name, is_turned=not _transposes(first))
+        reason += f"; the rule that fits is {rule}"
     if "is transposed" in way:
         reason += ", or Identity() in its place if the square one is meant as it is"
     return Finding(reason, refuses=True)

@@ -10,7 +10,7 @@ from streamload.core.findings import Finding
 from streamload.core.options import Settings
 from streamload.core.report import ShapeMismatch
 from streamload.core.specs import Shape, TensorSpec, is_row_major, numel
-from streamload.core.wording import listed
+from streamload.core.wording import joined, listed
 from streamload.mapping.applying import odd_parts, unfit_parts
 from streamload.mapping.binding import Assignment
 from streamload.mapping.chaining import ByExpert, alike
@@ -72,7 +72,7 @@ def place(builder: PlanBuilder, assignment: Assignment) -> None:
         lacking = assignment.absent or [name for name, spec in pairs if spec is None]
         where = "" if assignment.absent else " from the module"
         line = Finding(
-            f"{named(assignment.sources, ' + ')} cannot fill {named(assignment.targets)}: "
+            f"{joined(map(repr, assignment.sources))} cannot fill {named(assignment.targets)}: "
             f"{named(lacking)} {'is' if len(lacking) == 1 else 'are'} missing{where}",
             refuses=assignment.by_rank,
         )
@@ -87,7 +87,7 @@ def place(builder: PlanBuilder, assignment: Assignment) -> None:
         try:
             planned = _planned(builder, assignment, target, spec, geometry)
         except DtypeError as problem:
-            names = named([s.name for s in specs], " + ")
+            names = joined(repr(s.name) for s in specs)
             builder.troubled.add(target)
             builder.findings.append(Finding(f" {problem}", True, target, f"{names}: "))
             continue
@@ -134,10 +134,10 @@ def _places(
         builder.mismatches += parts
         return []
     if made != needed:
-        joined = " + ".join(spec.name for spec in specs)
+        source = joined(spec.name for spec in specs)
         builder.mismatches += [
             ShapeMismatch(
-                joined,
+                source,
                 specs[0].shape if len(specs) == 1 else own,
                 target,
                 shape,
@@ -208,9 +208,9 @@ def _other_number(
     return Finding(f"{target} has room for {room} experts, the file has {have}: {text}")
 
 
-def named(names: Sequence[str], separator: str = ", ") -> str:
+def named(names: Sequence[str]) -> str:
     """The first few names for a message, and how many there are."""
-    return listed(map(repr, names), 4, separator=separator, more=", … ({total} in all)")
+    return listed(map(repr, names), 4, more=", … ({total} in all)")
 
 
 def _planned(
@@ -307,7 +307,7 @@ def _settle(
 ) -> None:
     """A second tensor for the same target is compared with the one before it, or refused."""
     if builder.placed_by[planned.name] == target:
-        both = " and ".join(repr(" + ".join(p.sources)) for p in (before, planned))
+        both = " and ".join(repr(joined(p.sources)) for p in (before, planned))
         builder.refuse(f"{both} both fall on {target!r}")
         return
     first = planned if target == planned.name else before
