@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamload import Chain, Concat, Identity, NameMap, Rule, Split, Stack, Sum, Transpose, Unstack
+from streamload import (
+    Chain,
+    Concat,
+    Flatten,
+    Identity,
+    Interleaved,
+    MemorySource,
+    NameMap,
+    Rule,
+    Split,
+    Stack,
+    Sum,
+    Transpose,
+    Unstack,
+)
+from streamload.core.options import Settings
 from streamload.core.specs import TensorSpec
+from streamload.engine.execute import execute
+from streamload.engine.lanes.cpu import CpuLane
 from streamload.mapping.binding import bind_table
+from streamload.mapping.chaining import ByExpert
+from streamload.planning.build import build_plan
+from streamload.planning.composing import compose
+from streamload.planning.inverse import build_export_plan
+from streamload.planning.records import Targets, TargetSpec
 from tests.mapping.test_transforms import counted, loaded
 from tests.support.tiny import same_bits
 
@@ -125,3 +149,107 @@ REFUSED = [
 def test_rules_that_cannot_be_are_refused_when_they_are_made(sources, targets, transform, words):
     with pytest.raises(ValueError, match=words):
         Rule(sources, targets, transform)
+
+
+@st.composite
+def chains(draw):
+    """Experts of one or two names, a chain of what may be done with them, and what torch makes.
+
+    Steps before the stack are of each expert, those behind it of the stack.
+    """
+    experts, names = draw(st.integers(1, 4)), draw(st.integers(1, 2))
+    shape = draw(st.lists(st.integers(1, 3), min_size=2, max_size=3))
+    made = [
+        [counted(*shape, start=500 * e + 5000 * n) for e in range(experts)] for n in range(names)
+    ]
+    values = {
+        f"e.{e}.{part}": t
+        for part, row in zip(("gate", "up"), made, strict=False)
+        for e, t in enumerate(row)
+    }
+    steps = []
+    stacked = False
+    for _ in range(draw(st.integers(0, 6))):
+        first, rank = made[0][0], made[0][0].ndim
+        dim, other = draw(st.integers(-rank, rank - 1)), draw(st.integers(0, rank - 1))
+        kind = draw(st.sampled_from(["transpose", "stack", "concat", "flatten", "interleaved"]))
+        if kind == "stack" and not stacked:
+            dim, stacked = draw(st.integers(-rank - 1, rank)), True
+            steps.append(Stack(dim))
+            made = [[torch.stack(row, dim)] for row in made]
+        elif kind == "concat" and len(made) > 1:
+            steps.append(Concat(dim, [row[0].shape[dim] for row in made]))
+            made = [[torch.cat(pair, dim) for pair in zip(*made, strict=True)]]
+        elif kind == "transpose":
+            steps.append(Transpose(dim, other))
+            made = [[t.transpose(dim, other) for t in row] for row in made]
+        elif kind == "flatten" and rank > 2:
+            sizes = first.shape[rank - 2 :]
+            steps.append(Flatten(-2, -1, tuple(sizes)))
+            made = [[t.flatten(-2) for t in row] for row in made]
+        elif kind == "interleaved" and first.shape[dim] % 2 == 0:
+            steps.append(Interleaved(1, dim))
+            made = [[pairs_apart(t, dim % rank) for t in row] for row in made]
+    if not stacked:
+        steps.append(Stack(0))
+        made = [[torch.stack(row)] for row in made]
+    if len(made) > 1:
+        steps.append(Concat(0, [row[0].shape[0] for row in made]))
+        made = [[torch.cat([row[0] for row in made])]]
+    return values, names, Chain(*steps), made[0][0].contiguous()
+
+
+def pairs_apart(tensor, dim):
+    cut = tensor.unflatten(dim, (tensor.shape[dim] // 2, 2))
+    return cut.transpose(dim, dim + 1).flatten(dim, dim + 1)
+
+
+@settings(deadline=None, max_examples=150)
+@given(made=chains(), chunk=st.integers(1, 99), staging=st.integers(1, 99))
+def test_random_chains_are_what_torch_makes_and_go_back(made, chunk, staging):
+    values, names, chain, expected = made
+    rule = Rule((GATE, UP)[:names], "w", chain)
+    (found,) = loaded(values, rule, chunk_bytes=chunk, staging_bytes=staging)
+    assert same_bits(found, expected)
+    assert all(same_bits(t, values[name]) for name, t in back({"w": expected}, rule).items())
+    count = len(values) // names
+    sources = [t.replace("{expert}", str(e)) for t in rule.sources for e in range(count)]
+    written = ByExpert(chain, names)
+    (found,) = loaded(values, Rule(sources, "w", written))
+    assert same_bits(found, expected), "the same, with every name written out"
+
+
+def back(locals_, rule):
+    """What an export of these writes, by published name."""
+    source = MemorySource(locals_)
+    specs = source.catalog.values()
+    targets = Targets(tuple(TargetSpec((s.name,), s.shape, s.dtype, is_meta=False) for s in specs))
+    table = NameMap((rule,))
+    plan = build_export_plan(source.catalog.tensors, table, targets, Settings())
+    plan.raise_if_refused()
+    return execute(plan, source, CpuLane(chunk_bytes=64)).tensors
+
+
+@pytest.mark.parametrize("each", [(), (Transpose(),)], ids=["as they are", "turned"])
+def test_published_names_are_written_from_the_file_without_the_stack_between(each):
+    """What ``convert`` does where a file's names are not the published ones."""
+    values = apart(11, 3, 3)
+    old = {name.replace("e.", "old."): t for name, t in values.items()}
+    gate_up = Chain(*each, Concat(0, (3, 3)), Stack(0))
+    first = NameMap((Rule(("old.{expert}.gate", "old.{expert}.up"), "w", gate_up),))
+    table = NameMap((Rule((GATE, UP), "w", gate_up),))
+    source = MemorySource(old)
+    local = build_plan(source.catalog, first, None, Settings())
+    (stack,) = local.tensors
+    spec = TensorSpec("w", "F32", stack.shape, "f")
+    targets = Targets((TargetSpec(("w",), stack.shape, "F32", is_meta=False),))
+    out = build_export_plan({"w": spec}, table, targets, Settings())
+    tensors, problems = compose({"w": stack}, out.tensors, None)
+    if each:
+        assert len(problems) == 22
+        assert all("re-laid twice" in problem for problem in problems)
+        return
+    assert not problems
+    plan = replace(local, tensors=tuple(tensors))
+    made = execute(plan, source, CpuLane(chunk_bytes=64)).tensors
+    assert all(same_bits(made[name], t) for name, t in values.items())
