@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         plan as plan,
     )
     from streamload.loading.iterating import iter_tensors as iter_tensors
+    from streamload.loading.transformers_load import load_transformers as load_transformers
     from streamload.mapping.combining import (
         Chain as Chain,
         Concat as Concat,
@@ -68,6 +69,7 @@ _HOMES = {
     "generation.sampling": "generate",
     "loading.calls": "Loaded load load_into load_state_dict plan",
     "loading.iterating": "iter_tensors",
+    "loading.transformers_load": "load_transformers",
     "mapping.combining": "Chain Concat HeadSplit Mean Split Sum",
     "mapping.tables.registry": "mapping_for",
     "mapping.rules": "NameMap Rule",

@@ -13,7 +13,7 @@ NAMES = [
     "Mean", "MemoryBudgetError", "MemorySource", "MissingExtraError", "NameMap", "Permute", "Plan",
     "PlanError", "ReadError", "Rule", "Source", "Split", "StreamloadError", "Sum", "Transpose",
     "WriteError", "convert", "empty_weights", "export", "generate", "iter_tensors", "load",
-    "load_into", "load_state_dict", "mapping_for", "open_checkpoint", "plan",
+    "load_into", "load_state_dict", "load_transformers", "mapping_for", "open_checkpoint", "plan",
 ]  # fmt: skip
 
 # Parameter names in order; those behind "*" are keyword-only.
@@ -21,6 +21,7 @@ SIGNATURES = {
     "load": "path **options",
     "load_into": "module path * mapping expected_layers on_assign **options",
     "load_state_dict": "path * mapping **options",
+    "load_transformers": "path * cls **options",
     "plan": "module path * mapping expected_layers **options",
     "iter_tensors": "path * names **options",
     "open_checkpoint": "path",
@@ -33,6 +34,7 @@ SIGNATURES = {
 DEFAULTS = {
     "load_into": {"mapping": "auto", "expected_layers": None, "on_assign": None},
     "load_state_dict": {"mapping": "auto"},
+    "load_transformers": {"cls": None},
     "plan": {"mapping": "auto", "expected_layers": None},
     "iter_tensors": {"names": None},
     "convert": {"names": "published", "dtype": None, "max_shard_bytes": None, "progress": None},

@@ -14,6 +14,7 @@ from streamload.core.options import Settings
 from streamload.core.wording import printable
 from streamload.engine.lanes.choice import unusable
 from streamload.engine.on_layer import OnLayer
+from streamload.hf.their_models import TheirModule, their_module
 from streamload.loading.meanings import with_meanings
 from streamload.mapping.binding import Binding, Mapper, bind
 from streamload.mapping.choose import choose_binding, under_prefix
@@ -40,6 +41,7 @@ class Job:
         binding: of the stored names.
         notices: what is known of the load before its plan.
         config: as in ``config.json``.
+        theirs: the module, if it is one of transformers.
     """
 
     source: Source
@@ -50,6 +52,7 @@ class Job:
     binding: Binding
     notices: tuple[str, ...] = ()
     config: Mapping[str, Any] | None = None
+    theirs: TheirModule | None = None
 
 
 def resolve(
@@ -59,6 +62,7 @@ def resolve(
     config: Mapping[str, Any] | None,
     mapping: str | Mapper = "auto",
     notices: tuple[str, ...] = (),
+    theirs: TheirModule | None = None,
 ) -> Job:
     """Settle what a load is.
 
@@ -69,6 +73,7 @@ def resolve(
         config: as in ``config.json``, where there is one.
         mapping: see ``load_into``.
         notices: what is known already.
+        theirs: the module, where it was built as one of transformers.
 
     Raises:
         PlanError: the module holds tensors that cannot be loaded at all.
@@ -77,6 +82,10 @@ def resolve(
         targets = None if module is None else targets_of(module)
     except PlanError as error:
         raise PlanError(f"{printable(source.path)}: {error}") from error
+    if theirs is None and isinstance(mapping, str):
+        theirs = their_module(module, settings.dtype)
+    if theirs is not None and targets is not None:
+        targets = theirs.targets(targets)
     is_empty = module is None or any(p.is_meta for p in module.parameters())
     settings = cache_settings(settings, is_empty=is_empty)
     mapper: Mapper | None
@@ -84,12 +93,14 @@ def resolve(
         if mapping != "auto":
             raise ValueError(f"mapping must be 'auto' or a map, not {mapping!r}")
         mapper, binding = choose_binding(config, source.catalog, targets, prefix=settings.prefix)
+        if theirs is not None:
+            mapper, binding = theirs.choose(source.catalog, settings.prefix, mapper, binding)
     else:
         mapper, binding = mapping, bind(mapping, under_prefix(source.catalog, settings.prefix))
     if config is None:
         with suppress(CheckpointError):  # a load by a mapping of the caller's own needs none
             config, _ = source.config()
-    return Job(source, module, settings, targets, mapper, binding, notices, config)
+    return Job(source, module, settings, targets, mapper, binding, notices, config, theirs)
 
 
 def plan_load(job: Job) -> Plan:

@@ -25,6 +25,8 @@ class TargetSpec:
         kind: ``"parameter"`` or ``"buffer"``.
         persistent: False for buffers that are not part of the ``state_dict``.
         strides: of the memory it holds, in elements; None while on meta.
+        is_settled: ``dtype`` is what values are cast to, also while it holds none.
+        is_made_later: what nothing fills gets its values after the load, from who built it.
     """
 
     names: tuple[str, ...]
@@ -35,6 +37,8 @@ class TargetSpec:
     persistent: bool = True
     device: str = "cpu"
     strides: Shape | None = None
+    is_settled: bool = False
+    is_made_later: bool = False
 
 
 @dataclass(frozen=True)
