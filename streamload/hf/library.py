@@ -111,24 +111,31 @@ def operations(converter: Conversion) -> tuple[str, ...]:
     return tuple(type(operation).__name__ for operation in converter.operations)
 
 
-def ignored_names(model: Model) -> tuple[Callable[[str], bool], Callable[[str], bool]]:
-    """What of missing and of unexpected names the library does not speak of."""
+def unspoken(
+    model: Model, *, missing: Iterable[str] = (), unexpected: Iterable[str] = ()
+) -> tuple[set[str], set[str]]:
+    """Which missing and unexpected names the library passes over in silence."""
+    before = _info(missing, unexpected)
+    after = _info(missing, unexpected)
+    model._adjust_missing_and_unexpected_keys(after)
+    return (
+        before.missing_keys - after.missing_keys,
+        before.unexpected_keys - after.unexpected_keys,
+    )
+
+
+def _info(missing: Iterable[str], unexpected: Iterable[str] = ()) -> Any:
+    """The library's record of a load."""
     from transformers.utils.loading_report import LoadStateDictInfo
 
-    def left(kind: str, name: str) -> bool:
-        sets: dict[str, Any] = {
-            "missing_keys": set(),
-            "unexpected_keys": set(),
-            "mismatched_keys": set(),
-            "error_msgs": [],
-            "conversion_errors": {},
-            "skipped_pp_keys": set(),
-        }
-        info = LoadStateDictInfo(**{**sets, kind: {name}})
-        model._adjust_missing_and_unexpected_keys(info)
-        return not getattr(info, kind)
-
-    return (lambda name: left("missing_keys", name), lambda name: left("unexpected_keys", name))
+    return LoadStateDictInfo(
+        missing_keys=set(missing),
+        unexpected_keys=set(unexpected),
+        mismatched_keys=set(),
+        error_msgs=[],
+        conversion_errors={},
+        skipped_pp_keys=set(),
+    )
 
 
 # Dtypes
@@ -226,28 +233,18 @@ def finish(
         missing: persistent names without values, tied names aside that have some.
         device_of: the device that a name belongs on.
     """
-    from transformers.utils.loading_report import LoadStateDictInfo
-
     lacking = set(missing)
     for name, tensor in model.state_dict(keep_vars=True).items():
         if name not in lacking and isinstance(tensor, torch.Tensor):
             tensor._is_hf_initialized = True  # type: ignore[attr-defined]
             if isinstance(tensor, nn.Parameter) and tensor.is_floating_point():
                 tensor.requires_grad_(True)
-    info = LoadStateDictInfo(
-        missing_keys=set(missing),
-        unexpected_keys=set(),
-        mismatched_keys=set(),
-        error_msgs=[],
-        conversion_errors={},
-        skipped_pp_keys=set(),
-    )
     names = [*lacking, *(name for name, _ in model.named_non_persistent_buffers())]
     with _quiet():
         devices = {name: device_of(name) for name in names}
         model._move_missing_keys_from_meta_to_device(lacking, devices or None, None, None)
         # What is missing with all its tied names is now an object of its own under the first.
-        model.mark_tied_weights_as_initialized(info)
+        model.mark_tied_weights_as_initialized(_info(missing))
         model._initialize_missing_keys(False)
         model.tie_weights(recompute_mapping=False)
     model.eval()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,9 +20,9 @@ from streamload.hf.library import (
     built,
     dtype_rule,
     finish,
-    ignored_names,
     is_model,
     settle_dtype,
+    unspoken,
 )
 from streamload.hf.their_names import bind_theirs
 from streamload.mapping.binding import Binding, Mapper
@@ -48,32 +49,39 @@ class TheirModule:
     is_made: bool = False
     key_mapping: Mapping[str, str] | None = None
 
+    @cached_property
+    def names(self) -> Names:
+        return Names(self.model, self.key_mapping)
+
     def targets(self, found: Targets) -> Targets:
         """The module's tensors, with what the library has to say about them."""
         kept = dtype_rule(self.model, self.dtype)
-        is_quiet, _ = ignored_names(self.model)
-        return Targets(tuple(self._spec(spec, kept, is_quiet) for spec in found.specs))
+        quiet, _ = unspoken(self.model, missing=found)
+        return Targets(tuple(self._spec(spec, kept, quiet) for spec in found.specs))
 
     def _spec(
-        self,
-        spec: TargetSpec,
-        kept: Callable[[str], torch.dtype | None],
-        is_quiet: Callable[[str], bool],
+        self, spec: TargetSpec, kept: Callable[[str], torch.dtype | None], quiet: set[str]
     ) -> TargetSpec:
-        dtypes = [dtype for name in spec.names if (dtype := kept(name)) is not None]
-        if dtypes and spec.is_meta and BY_NAME[spec.dtype].is_floating:
-            name = BY_TORCH_NAME[str(dtypes[0]).removeprefix("torch.")].name
-            spec = replace(spec, dtype=name, is_settled=True)
-        if not self.is_made:
+        dtype = next((found for name in spec.names if (found := kept(name)) is not None), None)
+        if self.is_made:
+            is_wanted = spec.persistent and quiet.isdisjoint(spec.names)
+            spec = replace(spec, is_settled=True, is_made_later=True, persistent=is_wanted)
+        elif spec.kind == "buffer":
+            dtype = dtype or self.dtype
+        if dtype is None or not self._is_empty or not BY_NAME[spec.dtype].is_floating:
             return spec
-        is_wanted = spec.persistent and not any(map(is_quiet, spec.names))
-        return replace(spec, is_settled=True, is_made_later=True, persistent=is_wanted)
+        name = BY_TORCH_NAME[str(dtype).removeprefix("torch.")].name
+        return replace(spec, dtype=name, is_settled=True)
+
+    @cached_property
+    def _is_empty(self) -> bool:
+        return any(p.is_meta for p in self.model.parameters())
 
     def choose(
         self, catalog: Catalog, prefix: str | None, mapper: Mapper | None, binding: Binding
     ) -> tuple[Mapper | None, Binding]:
         """The library's own names, unless ``binding`` finds a place for more of what is stored."""
-        own = bind_theirs(Names(self.model, self.key_mapping), under_prefix(catalog, prefix))
+        own = bind_theirs(self.names, under_prefix(catalog, prefix))
         if self.is_made or len(own.unexpected) <= len(binding.unexpected):
             return None, own
         return mapper, binding
@@ -83,6 +91,7 @@ class TheirModule:
         filled = {name for t in plan.tensors for name in (t.name, *t.aliases)}
         missing = [name for name in self.model.state_dict() if name not in filled]
         finish(self.model, missing=missing, device_of=lambda n: device_of(n, plan.options.device))
+        self.names.keep_used()
 
 
 def their_module(module: object, dtype: DType | None) -> TheirModule | None:

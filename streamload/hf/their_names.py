@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamload.core.specs import TensorSpec
-from streamload.hf.library import Names, ignored_names, operations
+from streamload.hf.library import Names, operations, unspoken
 from streamload.hf.tracing import NoPlaceError, Places, Traced
 from streamload.mapping.binding import Assignment, Binding
 from streamload.mapping.common import KNOWN_BUFFERS, layer_of
@@ -39,16 +39,13 @@ def bind_theirs(names: Names, stored: Mapping[str, TensorSpec]) -> Binding:
         names: the model's table.
         stored: seen name (prefix taken off) → the stored tensor's spec.
     """
-    _, is_quiet = ignored_names(names.model)
-    ignored: list[str] = []
-    unexpected: list[str] = []
+    homeless: dict[str, str] = {}
     groups: dict[str, _Group] = {}
     assignments: list[Assignment] = []
     for name in names.in_their_order(stored):
         target, pattern = names.renamed(name)
         if not names.has(target):
-            known = is_quiet(target) or KNOWN_BUFFERS.find(name, len(stored[name].shape))
-            (ignored if known else unexpected).append(name)
+            homeless[name] = target
         elif pattern is None:
             assignments.append(Assignment((name,), (target,), layer=layer_of(target)))
         else:
@@ -61,6 +58,13 @@ def bind_theirs(names: Names, stored: Mapping[str, TensorSpec]) -> Binding:
             problems.append(made)
         else:
             assignments.append(made)
+    _, quiet = unspoken(names.model, unexpected=homeless.values())
+    ignored = [
+        name
+        for name, target in homeless.items()
+        if target in quiet or KNOWN_BUFFERS.find(name, len(stored[name].shape))
+    ]
+    unexpected = [name for name in homeless if name not in set(ignored)]
     order = {name: at for at, name in enumerate(stored)}
     assignments.sort(key=lambda a: min(order[name] for name in a.sources))
     return Binding(tuple(assignments), tuple(ignored), tuple(unexpected), tuple(problems))
