@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "planning": "core system mapping",
     "engine": "core system mapping planning sources",
     "module": "core system planning engine",
-    "hf": "core mapping planning",
+    "hf": "core mapping planning sources",
     "saving": "core system mapping models planning sources engine module",
     "loading": "core system mapping models planning sources engine module hf saving",
     "verifying": "core system mapping planning sources engine loading",

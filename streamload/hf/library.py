@@ -35,6 +35,13 @@ def is_model(module: object) -> bool:
     return base is not None and isinstance(module, base)
 
 
+def is_part(module: nn.Module) -> bool:
+    """True for modules with something in them that one of the library's models defines."""
+    return is_imported() and any(
+        type(part).__module__.startswith("transformers.models.") for part in module.modules()
+    )
+
+
 # Names
 
 
@@ -75,12 +82,19 @@ class Names:
         """True if the module has a persistent tensor of this name."""
         return name in self._own
 
-    def dtype_of(self, name: str) -> torch.dtype:
-        return self._own[name].dtype
+    def own(self, name: str) -> torch.Tensor:
+        """The module's persistent tensor of this name."""
+        return self._own[name]
 
     def converter(self, pattern: str) -> Conversion:
         """The conversion that the pattern is one of the sources of."""
         return self._by_pattern[pattern]
+
+    def targets(self, converter: Conversion, name: str) -> list[str]:
+        """The names of a conversion's targets that the module has, given the first one's."""
+        first, *_ = converter.target_patterns
+        found = [name.replace(first, other, 1) for other in converter.target_patterns]
+        return [target for target in found if self.has(target)]
 
     def convert(
         self, converter: Conversion, name: str, parts: Sequence[tuple[str, str, torch.Tensor]]

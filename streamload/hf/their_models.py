@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
+from torch import nn
 
 from streamload.core.dtypes import BY_NAME, BY_TORCH_NAME, DType
 from streamload.core.errors import CheckpointError, MissingExtraError, PlanError
@@ -21,15 +23,18 @@ from streamload.hf.library import (
     dtype_rule,
     finish,
     is_model,
+    is_part,
     settle_dtype,
     unspoken,
 )
-from streamload.hf.their_names import bind_theirs
-from streamload.mapping.binding import Binding, Mapper
+from streamload.hf.their_names import TheirBinding, bind_part, bind_theirs
+from streamload.mapping.binding import Binding
 from streamload.mapping.choose import under_prefix
 from streamload.mapping.fields import quantisation
 from streamload.planning.devices import device_of
 from streamload.planning.records import Plan, Targets, TargetSpec
+from streamload.sources.base import Source
+from streamload.sources.hub import folder_of
 
 
 @dataclass(frozen=True)
@@ -77,15 +82,6 @@ class TheirModule:
     def _is_empty(self) -> bool:
         return any(p.is_meta for p in self.model.parameters())
 
-    def choose(
-        self, catalog: Catalog, prefix: str | None, mapper: Mapper | None, binding: Binding
-    ) -> tuple[Mapper | None, Binding]:
-        """The library's own names, unless ``binding`` finds a place for more of what is stored."""
-        own = bind_theirs(self.names, under_prefix(catalog, prefix))
-        if self.is_made or len(own.unexpected) <= len(binding.unexpected):
-            return None, own
-        return mapper, binding
-
     def finish(self, plan: Plan) -> None:
         """Compute buffers and initialise what no file fills, once the weights are in."""
         filled = {name for t in plan.tensors for name in (t.name, *t.aliases)}
@@ -95,8 +91,49 @@ class TheirModule:
 
 
 def their_module(module: object, dtype: DType | None) -> TheirModule | None:
-    """The caller's own module, if it is one of transformers."""
+    """The caller's own module, if it is a model of transformers."""
     return TheirModule(module, _torch_dtype(dtype)) if is_model(module) else None
+
+
+def bind_by_library(
+    source: Source,
+    module: nn.Module,
+    theirs: TheirModule | None,
+    prefix: str | None,
+    config: Mapping[str, Any] | None,
+    other: Binding,
+) -> TheirBinding | None:
+    """What the library's own names make of a checkpoint.
+
+    A layer or another part of a model is bound by the names of the whole model of ``config``.
+
+    Args:
+        source: the open checkpoint.
+        module: what is loaded into.
+        theirs: the same, if it is a model of the library.
+        prefix: of the stored names that are for it.
+        config: as in ``config.json``.
+        other: what was found without the library.
+
+    Returns:
+        None if ``other`` finds a place for more of what is stored.
+    """
+    found = []
+    if theirs is not None:
+        found.append(bind_theirs(theirs.names, under_prefix(source.catalog, prefix)))
+        if theirs.is_made:
+            return found[0]
+    if all(one.binding.unexpected for one in found) and other.unexpected and is_part(module):
+        folder = folder_of(source.path)
+        # The part's own names may do without the whole; what they lack is told then.
+        with suppress(CheckpointError, PlanError):
+            whole = empty_model(config or {}, source.catalog, None, folder=folder, path=source.path)
+            targets = module.state_dict().keys()
+            found.append(bind_part(whole.names, source.catalog, prefix, targets))
+    best = min(found, key=lambda one: len(one.binding.unexpected), default=None)
+    if best is None or len(best.binding.unexpected) > len(other.unexpected):
+        return None
+    return best
 
 
 def empty_model(

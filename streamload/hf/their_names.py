@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
-from streamload.core.specs import TensorSpec
-from streamload.hf.library import Names, operations, unspoken
-from streamload.hf.tracing import NoPlaceError, Places, Traced
+from streamload.core.specs import Catalog, TensorSpec
+from streamload.hf.conversions import (
+    Computed,
+    Conversion,
+    ConvertingSource,
+    computed_targets,
+)
+from streamload.hf.library import Names, unspoken
+from streamload.hf.tracing import NoPlaceError
 from streamload.mapping.binding import Assignment, Binding
+from streamload.mapping.choose import under_prefix
 from streamload.mapping.common import KNOWN_BUFFERS, layer_of
-from streamload.mapping.layout import Layout
-from streamload.mapping.transforms import UNSTATED, Transform
-
-# What reports call the library's operations; others go by their own names.
-_WORDS = {
-    "MergeModulelist": "stack",
-    "SplitModulelist": "unstack",
-    "Concatenate": "concat",
-    "Chunk": "split",
-    "PermuteForRope": "interleaved",
-}
+from streamload.sources.base import Source
 
 
-@dataclass
-class _Group:
-    """Stored tensors that a conversion takes together; patterns and names, in its order."""
+@dataclass(frozen=True)
+class TheirBinding:
+    """What a model makes of a checkpoint's names.
 
-    converter: Any
-    parts: list[tuple[str, str]] = field(default_factory=list)
+    Attributes:
+        binding: of the stored names.
+        computed: tensors beside the stored ones that it binds, too: conversions that compute.
+    """
+
+    binding: Binding
+    computed: Mapping[str, Computed] = field(default_factory=dict)
+
+    def source(self, source: Source) -> Source:
+        """The source, and beside its own tensors those that are computed."""
+        return ConvertingSource(source, self.computed) if self.computed else source
+
+    @property
+    def transient_bytes(self) -> int:
+        """What the largest of the conversions that compute needs for a moment."""
+        return max((c.transient_bytes for c in self.computed.values()), default=0)
 
 
-def bind_theirs(names: Names, stored: Mapping[str, TensorSpec]) -> Binding:
+def bind_theirs(names: Names, stored: Mapping[str, TensorSpec]) -> TheirBinding:
     """What ``from_pretrained`` would do with each stored name, as assignments.
 
     Args:
@@ -40,7 +51,7 @@ def bind_theirs(names: Names, stored: Mapping[str, TensorSpec]) -> Binding:
         stored: seen name (prefix taken off) → the stored tensor's spec.
     """
     homeless: dict[str, str] = {}
-    groups: dict[str, _Group] = {}
+    conversions: dict[str, Conversion] = {}
     assignments: list[Assignment] = []
     for name in names.in_their_order(stored):
         target, pattern = names.renamed(name)
@@ -49,55 +60,78 @@ def bind_theirs(names: Names, stored: Mapping[str, TensorSpec]) -> Binding:
         elif pattern is None:
             assignments.append(Assignment((name,), (target,), layer=layer_of(target)))
         else:
-            group = groups.setdefault(target, _Group(names.converter(pattern)))
-            group.parts.append((pattern, name))
+            own = Conversion(names, names.converter(pattern), target)
+            conversions.setdefault(target, own).parts.append((pattern, name))
     problems: list[str] = []
-    for target, group in groups.items():
-        made = _converted(names, target, group, stored)
-        if isinstance(made, str):
-            problems.append(made)
-        else:
-            assignments.append(made)
+    computed: dict[str, Computed] = {}
+    order = {name: at for at, name in enumerate(stored)}
+    for conversion in conversions.values():
+        try:
+            assignments.append(conversion.placed(stored))
+        except NoPlaceError:
+            made = computed_targets(conversion, stored)
+            computed |= made
+            order |= dict.fromkeys(made, order[conversion.sources[0]])
+            assignments += [
+                Assignment((name,), (c.target,), layer=layer_of(c.target))
+                for name, c in made.items()
+            ]
+        except Exception as error:  # whatever the library's code does with such shapes
+            problems.append(f"{conversion.lead}: {error}")
     _, quiet = unspoken(names.model, unexpected=homeless.values())
-    ignored = [
+    ignored = {
         name
         for name, target in homeless.items()
         if target in quiet or KNOWN_BUFFERS.find(name, len(stored[name].shape))
-    ]
-    unexpected = [name for name in homeless if name not in set(ignored)]
-    order = {name: at for at, name in enumerate(stored)}
+    }
     assignments.sort(key=lambda a: min(order[name] for name in a.sources))
-    return Binding(tuple(assignments), tuple(ignored), tuple(unexpected), tuple(problems))
+    binding = Binding(
+        tuple(assignments),
+        tuple(name for name in homeless if name in ignored),
+        tuple(name for name in homeless if name not in ignored),
+        tuple(problems),
+    )
+    return TheirBinding(binding, computed)
 
 
-def _converted(
-    names: Names, target: str, group: _Group, stored: Mapping[str, TensorSpec]
-) -> Assignment | str:
-    """The assignment of a conversion, or why there is none."""
-    sources = tuple(name for _, name in group.parts)
-    dtype = names.dtype_of(target)
-    wholes = [
-        Layout.whole(at, stored[name].shape, stored[name].strides)
-        for at, name in enumerate(sources)
-    ]
-    parts = [
-        (pattern, name, Traced(whole, dtype))
-        for (pattern, name), whole in zip(group.parts, wholes, strict=True)
-    ]
-    words = "+".join(_WORDS.get(kind, kind.lower()) for kind in operations(group.converter))
-    lead = f"{' + '.join(map(repr, sources[:4]))}{', …' if len(sources) > 4 else ''} → {target!r}"
-    try:
-        made = names.convert(group.converter, target, parts)
-    except NoPlaceError as error:
-        return f"{lead}: the conversion {words} is not understood ({error})"
-    except Exception as error:  # whatever the library's code does with shapes that do not fit
-        return f"{lead}: {words}: {error}"
-    layouts = []
-    for values in made.values():
-        if not isinstance(values, Traced):
-            return f"{lead}: the conversion {words} gives {type(values).__name__}"
-        layouts.append(values.layout_of)
-    transform: Transform = Places(tuple(layouts), words)
-    if layouts == wholes:
-        transform = UNSTATED
-    return Assignment(sources, tuple(made), transform, layer_of(target))
+def bind_part(
+    names: Names, catalog: Catalog, prefix: str | None, targets: Collection[str]
+) -> TheirBinding:
+    """A part of a model by the names and conversions of the whole.
+
+    Args:
+        names: the whole model's table.
+        catalog: of the whole checkpoint.
+        prefix: of the stored names that are for the part; taken off the sources.
+        targets: the part's names.
+    """
+    seen = under_prefix(catalog, prefix)
+    whole = bind_theirs(names, {spec.name: spec for spec in seen.values()})
+    off = next((len(spec.name) - len(name) for name, spec in seen.items()), 0)
+    heads = Counter(
+        head
+        for assignment in whole.binding.assignments
+        for target in assignment.targets
+        for head in _heads(target)
+        if target[len(head) :] in targets
+    )
+    head = heads.most_common(1)[0][0] if heads else ""
+    kept, lost = [], [name[off:] for name in whole.binding.unexpected]
+    for a in whole.binding.assignments:
+        sources = tuple(name[off:] for name in a.sources)
+        if all(target.startswith(head) for target in a.targets):
+            own = tuple(target[len(head) :] for target in a.targets)
+            kept.append(replace(a, sources=sources, targets=own, layer=layer_of(own[0])))
+        else:
+            lost += sources
+    ignored = tuple(name[off:] for name in whole.binding.ignored)
+    binding = Binding(tuple(kept), ignored, tuple(lost), whole.binding.problems)
+    return TheirBinding(binding, {name[off:]: c for name, c in whole.computed.items()})
+
+
+def _heads(name: str) -> Iterator[str]:
+    """Every beginning of a name that ends at a dot, the empty one first."""
+    at = 0
+    while at >= 0:
+        yield name[:at]
+        at = name.find(".", at) + 1 or -1

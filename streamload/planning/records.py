@@ -222,6 +222,12 @@ class Plan:
         """The plan, and what else was found."""
         return replace(self, findings=(*self.findings, *findings)) if findings else self
 
+    def with_transient(self, nbytes: int) -> Plan:
+        """The plan, which needs so many bytes more while it is carried out."""
+        needed, staging = self.memory.needed_bytes, self.memory.staging_bytes
+        memory = replace(self.memory, needed_bytes=needed + nbytes, staging_bytes=staging + nbytes)
+        return replace(self, memory=memory)
+
     def refused(self, *reasons: str) -> Plan:
         """The plan, refused for these reasons as well, if there are any."""
         return self.with_findings(*(Finding(reason, refuses=True) for reason in reasons))
