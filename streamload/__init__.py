@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         plan as plan,
     )
     from streamload.loading.iterating import iter_tensors as iter_tensors
+    from streamload.loading.transformers_load import load_transformers as load_transformers
     from streamload.mapping.chaining import Chain as Chain
     from streamload.mapping.combining import (
         Concat as Concat,
@@ -72,6 +73,7 @@ _HOMES = {
     "generation.sampling": "generate",
     "loading.calls": "Loaded load load_into load_state_dict plan",
     "loading.iterating": "iter_tensors",
+    "loading.transformers_load": "load_transformers",
     "mapping.chaining": "Chain",
     "mapping.combining": "Concat HeadSplit Mean Split Stack Sum Unstack",
     "mapping.tables.registry": "mapping_for",

@@ -14,7 +14,7 @@ NAMES = [
     "NameMap", "Permute", "Plan", "PlanError", "ReadError", "Rule", "Source", "Split", "Stack",
     "StreamloadError", "Sum", "Transpose", "Unflatten", "Unstack", "WriteError", "convert",
     "empty_weights", "export", "generate", "iter_tensors", "load", "load_into",
-    "load_state_dict", "mapping_for", "open_checkpoint", "plan",
+    "load_state_dict", "load_transformers", "mapping_for", "open_checkpoint", "plan",
 ]  # fmt: skip
 
 # Parameter names in order; those behind "*" are keyword-only.
@@ -22,6 +22,7 @@ SIGNATURES = {
     "load": "path **options",
     "load_into": "module path * mapping expected_layers on_assign **options",
     "load_state_dict": "path * mapping **options",
+    "load_transformers": "path * cls **options",
     "plan": "module path * mapping expected_layers **options",
     "iter_tensors": "path * names **options",
     "open_checkpoint": "path",
@@ -34,6 +35,7 @@ SIGNATURES = {
 DEFAULTS = {
     "load_into": {"mapping": "auto", "expected_layers": None, "on_assign": None},
     "load_state_dict": {"mapping": "auto"},
+    "load_transformers": {"cls": None},
     "plan": {"mapping": "auto", "expected_layers": None},
     "iter_tensors": {"names": None},
     "convert": {"names": "published", "dtype": None, "max_shard_bytes": None, "progress": None},

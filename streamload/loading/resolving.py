@@ -14,6 +14,7 @@ from streamload.core.options import Settings
 from streamload.core.wording import printable
 from streamload.engine.lanes.choice import unusable
 from streamload.engine.on_layer import OnLayer
+from streamload.hf.their_models import TheirModule, bind_by_library, their_module
 from streamload.loading.meanings import with_meanings
 from streamload.mapping.binding import Binding, Mapper, bind
 from streamload.mapping.choose import choose_binding, under_prefix
@@ -40,6 +41,8 @@ class Job:
         binding: of the stored names.
         notices: what is known of the load before its plan.
         config: as in ``config.json``.
+        theirs: the module, if it is one of transformers.
+        transient_bytes: what the source takes to compute a tensor, beside what a plan knows of.
     """
 
     source: Source
@@ -50,6 +53,8 @@ class Job:
     binding: Binding
     notices: tuple[str, ...] = ()
     config: Mapping[str, Any] | None = None
+    theirs: TheirModule | None = None
+    transient_bytes: int = 0
 
 
 def resolve(
@@ -59,6 +64,7 @@ def resolve(
     config: Mapping[str, Any] | None,
     mapping: str | Mapper = "auto",
     notices: tuple[str, ...] = (),
+    theirs: TheirModule | None = None,
 ) -> Job:
     """Settle what a load is.
 
@@ -69,6 +75,7 @@ def resolve(
         config: as in ``config.json``, where there is one.
         mapping: see ``load_into``.
         notices: what is known already.
+        theirs: the module, where it was built as one of transformers.
 
     Raises:
         PlanError: the module holds tensors that cannot be loaded at all.
@@ -77,22 +84,34 @@ def resolve(
         targets = None if module is None else targets_of(module)
     except PlanError as error:
         raise PlanError(f"{printable(source.path)}: {error}") from error
+    if theirs is None and isinstance(mapping, str):
+        theirs = their_module(module, settings.dtype)
+    if theirs is not None and targets is not None:
+        targets = theirs.targets(targets)
     is_empty = module is None or any(p.is_meta for p in module.parameters())
     settings = cache_settings(settings, is_empty=is_empty)
     if settings.mode == "auto":
         settings, why = _safe_mode(source, settings)
         notices = (*notices, *why)
+    transient_bytes = 0
     mapper: Mapper | None
     if isinstance(mapping, str):
         if mapping != "auto":
             raise ValueError(f"mapping must be 'auto' or a map, not {mapping!r}")
         mapper, binding = choose_binding(config, source.catalog, targets, prefix=settings.prefix)
+        found = None
+        if module is not None:
+            found = bind_by_library(source, module, theirs, settings.prefix, config, binding)
+        if found is not None:
+            mapper, binding, source = None, found.binding, found.source(source)
+            transient_bytes = found.transient_bytes
     else:
         mapper, binding = mapping, bind(mapping, under_prefix(source.catalog, settings.prefix))
     if config is None:
         with suppress(CheckpointError):  # a load by a mapping of the caller's own needs none
             config, _ = source.config()
-    return Job(source, module, settings, targets, mapper, binding, notices, config)
+    known = (notices, config, theirs, transient_bytes)
+    return Job(source, module, settings, targets, mapper, binding, *known)
 
 
 def _safe_mode(source: Source, settings: Settings) -> tuple[Settings, tuple[str, ...]]:
@@ -125,6 +144,7 @@ def _plan(job: Job) -> Plan:
         source=job.source.path,
         binding=job.binding,
     )
+    plan = plan.with_transient(job.transient_bytes)
     plan = replace(plan, findings=()).noticed(*job.notices).with_findings(*plan.findings)
     device = settings.device
     devices = (device,) if isinstance(device, str) else sorted(set(device.values()))

@@ -65,7 +65,7 @@ def target_dtype(
     if not found.is_floating:
         return found
     if spec.is_meta:
-        return wanted or found
+        return own if spec.is_settled else wanted or found
     if wanted is not None and wanted != own and spec.kind == "parameter":
         raise DtypeError(
             f"holds data as {own.name} and is overwritten in place, so dtype={wanted.torch_name} "

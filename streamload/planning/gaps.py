@@ -30,7 +30,7 @@ def find_gaps(builder: PlanBuilder, table: NameMap | None) -> tuple[list[str], l
     for spec in builder.targets.specs:
         if spec.names[0] in builder.placed or not _takes_part(builder, spec):
             continue
-        if spec.is_meta:
+        if spec.is_meta and not spec.is_made_later:
             unfilled.append(spec.names[0])
         if not spec.persistent or wrong.intersection(spec.names):
             continue

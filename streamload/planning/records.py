@@ -25,6 +25,8 @@ class TargetSpec:
         kind: ``"parameter"`` or ``"buffer"``.
         persistent: False for buffers that are not part of the ``state_dict``.
         strides: of the memory it holds, in elements; None while on meta.
+        is_settled: ``dtype`` is what values are cast to, also while it holds none.
+        is_made_later: what nothing fills gets its values after the load, from who built it.
     """
 
     names: tuple[str, ...]
@@ -35,6 +37,8 @@ class TargetSpec:
     persistent: bool = True
     device: str = "cpu"
     strides: Shape | None = None
+    is_settled: bool = False
+    is_made_later: bool = False
 
 
 @dataclass(frozen=True)
@@ -217,6 +221,12 @@ class Plan:
     def with_findings(self, *findings: Finding) -> Plan:
         """The plan, and what else was found."""
         return replace(self, findings=(*self.findings, *findings)) if findings else self
+
+    def with_transient(self, nbytes: int) -> Plan:
+        """The plan, which needs so many bytes more while it is carried out."""
+        needed, staging = self.memory.needed_bytes, self.memory.staging_bytes
+        memory = replace(self.memory, needed_bytes=needed + nbytes, staging_bytes=staging + nbytes)
+        return replace(self, memory=memory)
 
     def refused(self, *reasons: str) -> Plan:
         """The plan, refused for these reasons as well, if there are any."""

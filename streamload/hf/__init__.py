@@ -1,0 +1,1 @@
+"""Models of the transformers library: its classes built, its names and conversions as bindings."""

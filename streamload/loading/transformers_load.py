@@ -1,0 +1,127 @@
+"""``load_transformers``: a class of transformers, built without memory and streamed into."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from typing_extensions import Unpack
+
+from streamload.core.options import LoadOptions, Settings, settings_from
+from streamload.hf.library import set_generation
+from streamload.hf.their_models import empty_model
+from streamload.loading.calls import Loaded
+from streamload.loading.resolving import Job, resolve
+from streamload.loading.running import run
+from streamload.module.commit import commit
+from streamload.module.empty_weights import empty_weights
+from streamload.sources.base import Source
+from streamload.sources.detect import open_layers
+from streamload.sources.hub import folder_of
+
+
+class TransformersOptions(LoadOptions, total=False):
+    """Keyword arguments of ``load_transformers``: those of ``load``, and these.
+
+    Attributes:
+        key_mapping: regular expressions of stored names → what they become, before the
+            library's own renames; as ``from_pretrained`` takes it.
+    """
+
+    key_mapping: Mapping[str, str] | None
+
+
+# What people pass to from_pretrained, and what to do here.
+_ANSWERS = {
+    "torch_dtype": "it is called dtype here",
+    "device_map": "it is called device here: one device, or a dict of module prefix → device",
+    "low_cpu_mem_usage": "nothing else is done here",
+    "quantization_config": "quantize='int8' is what there is here",
+    "revision": "say it in the path: hf:ORG/NAME@REVISION",
+    "attn_implementation": "call set_attn_implementation of the loaded model",
+    "trust_remote_code": "no code from a folder is ever run",
+}
+
+
+def load_transformers(
+    path: str | os.PathLike[str], *, cls: Any = None, **options: Unpack[TransformersOptions]
+) -> Loaded:
+    """Build the transformers class for a checkpoint, and stream the weights in.
+
+    The model is as ``from_pretrained`` leaves it (ties, buffers, dtypes, what is kept in
+    float32, ``generation_config``, eval mode), at the cost of one model in memory.
+
+    Args:
+        path: see ``load``.
+        cls: an Auto class or a model class; by default the one that ``architectures`` of
+            ``config.json`` names.
+        **options: see LoadOptions; ``dtype=None`` is the configuration's dtype, or else that of
+            the first stored tensor, as with ``from_pretrained``. ``key_mapping`` renames stored
+            names by regular expressions. With ``strict=False`` what is missing is initialised
+            as that library does it, and listed.
+
+    Returns:
+        ``.model``, ``.report``, ``.config`` and ``.generation_config`` as dicts.
+
+    Raises:
+        MissingExtraError: transformers is not installed.
+        As ``load``.
+    """
+    settings, key_mapping = _settings(options)
+    with open_layers(path, settings.layers, settings.prefix) as source:
+        job = build_theirs(source, settings, cls, key_mapping)
+        assert job.theirs is not None, "just built"
+        model = job.theirs.model
+        finished = run(job)
+        commit(model, finished.plan, finished.loaded)
+        job.theirs.finish(finished.plan)
+        set_generation(model, folder_of(source.path))
+    generation = getattr(model, "generation_config", None)
+    return Loaded(
+        model,
+        finished.report,
+        model.config.to_dict(),
+        {} if generation is None else generation.to_diff_dict(),
+    )
+
+
+def _settings(options: Mapping[str, Any]) -> tuple[Settings, Mapping[str, str] | None]:
+    values = dict(options)
+    key_mapping = values.pop("key_mapping", None)
+    if values.get("trust_remote_code") in (None, False):
+        values.pop("trust_remote_code", None)
+    for name in values:
+        if name in _ANSWERS:
+            raise TypeError(f"load_transformers does not take {name}: {_ANSWERS[name]}")
+    if values.get("layers") is not None:
+        raise ValueError("load_transformers builds whole models: layers= is for load and load_into")
+    return settings_from(values, mode="auto"), key_mapping
+
+
+def build_theirs(
+    source: Source,
+    settings: Settings,
+    cls: Any = None,
+    key_mapping: Mapping[str, str] | None = None,
+) -> Job:
+    """The empty model of transformers for a checkpoint, as the job of loading it.
+
+    Raises:
+        MissingExtraError: transformers is not installed.
+        CheckpointError: there is no configuration, or no class for it.
+        PlanError: no model can be built of it.
+    """
+    file_config, notices = source.config()
+    with empty_weights():
+        theirs = empty_model(
+            file_config or {},
+            source.catalog,
+            settings.dtype,
+            folder=folder_of(source.path),
+            path=source.path,
+            cls=cls,
+            key_mapping=key_mapping,
+        )
+    model = theirs.model
+    return resolve(source, model, settings, file_config, notices=notices, theirs=theirs)
