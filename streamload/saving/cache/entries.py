@@ -14,7 +14,7 @@ from typing import Any
 from streamload.core.errors import CheckpointError, ReadError, WriteError
 from streamload.core.specs import Catalog
 from streamload.core.wording import printable
-from streamload.saving.atomic import remove_leftovers
+from streamload.saving.workplace import remove_leftovers
 from streamload.sources.files import OpenFile
 from streamload.sources.folders import names_in
 from streamload.sources.safetensors.header import read_header

@@ -21,7 +21,7 @@ from streamload.core.wording import format_bytes, printable
 from streamload.engine.execute import Execution
 from streamload.planning.needed_memory import needed_memory
 from streamload.planning.records import MappedView, Plan, PlannedTensor
-from streamload.saving.atomic import StagedFile, locked, staged_file
+from streamload.saving.atomic import StagedFile, staged_file
 from streamload.saving.cache.entries import (
     ENDING,
     METADATA_KEY,
@@ -31,6 +31,7 @@ from streamload.saving.cache.entries import (
     read_entry,
 )
 from streamload.saving.file_layout import lay_out, name_fault
+from streamload.saving.locks import locked
 from streamload.sources.addresses import file_identity
 from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of
@@ -100,12 +101,10 @@ def store(entry: Entry, run: Execution) -> None:
         entry.close()
     elif entry.path:
         try:
-            nbytes = _write(entry, run)
+            entry.notices += _write(entry, run)
             _remove_stale(entry)
         except (WriteError, ReadError) as error:
             entry.notices.append(f"cache not written: {error}")
-        else:
-            entry.notices.append(f"cache written: {printable(entry.path)} ({format_bytes(nbytes)})")
     run.findings += map(Finding, entry.notices)
 
 
@@ -141,8 +140,8 @@ def _open(entry: Entry) -> SafetensorsSource | None:
     return source
 
 
-def _write(entry: Entry, run: Execution) -> int:
-    """Write the entry; returns the bytes of its file."""
+def _write(entry: Entry, run: Execution) -> list[str]:
+    """Write the entry; returns what is to be said of it."""
     tensors = entry.plan.tensors
     for tensor in tensors:
         if why := name_fault(tensor.name):
@@ -168,16 +167,17 @@ def _write(entry: Entry, run: Execution) -> int:
         assert final.offsets == layout.offsets, "checksums do not move the data"
         file.write(final.header, 0)
         file.finish()
-        with locked(os.path.dirname(entry.path)):
+        with locked(os.path.dirname(entry.path)) as problem:
             # Another process may have written it meanwhile, and others may read that one now.
             if _is_there(entry):
                 file.discard()
-            else:
-                file.commit()
+                return [f"cache written by another process: {printable(entry.path)}"]
+            file.commit()
     except BaseException:
         file.discard()
         raise
-    return layout.nbytes
+    said = f"cache written: {printable(entry.path)} ({format_bytes(layout.nbytes)})"
+    return [said, *file.notices(problem)]
 
 
 def _is_there(entry: Entry) -> bool:
