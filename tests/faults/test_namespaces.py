@@ -183,7 +183,7 @@ def test_a_cache_entry_is_whole_whenever_it_is_seen(tmp_path, writers):
     for turn in range(ROUNDS):
         target = str(tmp_path / f"cache{turn // 2}")
         if turn % 2:  # damaged: both make it anew
-            (name,) = os.listdir(target)
+            (name,) = [n for n in os.listdir(target) if not n.startswith(".")]
             os.truncate(os.path.join(target, name), 3000)
         with Watch(lambda t=target, turn=turn: () if turn % 2 else look(t)) as watch:
             for which, writer in enumerate(writers):
@@ -194,7 +194,8 @@ def test_a_cache_entry_is_whole_whenever_it_is_seen(tmp_path, writers):
         assert list(look(target)) == []
         notices = [" ".join(one["notices"]) for one in said]
         assert not any(one["error"] for one in said)
-        assert len(os.listdir(target)) == 1
+        assert len([n for n in os.listdir(target) if not n.startswith(".")]) == 1
+        assert not [n for n in os.listdir(target) if n.endswith(".tmp")]
         assert sum("cache written: " in text for text in notices) == 1, notices
         others = ("cache written by another process", "loaded from cache")
         assert sum(any(o in text for o in others) for text in notices) == 1, notices
