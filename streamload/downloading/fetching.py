@@ -1,7 +1,8 @@
 """One file over HTTP: resumed where it broke off, and under its own name only when it is whole.
 
 What arrives goes into ``NAME.part``; ``NAME.part.json`` beside it says of which version of the
-file it is the beginning, so that two versions are never put together.
+file it is the beginning, so that two versions are never put together. Only one process at a time
+goes on with a part, and none with what is not this user's own.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamload import __version__
-from streamload.core.errors import DownloadError, WriteError
-from streamload.saving.atomic import put_in_place, translated
+from streamload.core.errors import CheckpointError, DownloadError, ReadError, WriteError
+from streamload.saving.atomic import StagedFile, committing, translated
+from streamload.saving.locks import is_at, open_own
+from streamload.saving.workplace import mode_of_old
+from streamload.sources.small_files import read_object
 
 Progress = Callable[[int, int, str], object]
 _BLOCK_BYTES = 1 << 20
@@ -135,7 +139,7 @@ class _Part:
         self._note = path + ".part.json"
         self._timeout_s = timeout_s
         self._progress = progress
-        self._known = self._read_note()
+        self._known = _Known()
         self._descriptor = -1
 
     @contextmanager
@@ -146,14 +150,15 @@ class _Part:
             DownloadError: another process is fetching the file.
         """
         with translated(self.path):
-            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
-            self._descriptor = os.open(self._part, flags, 0o666)
+            descriptor = open_own(self._part)
+        if descriptor is None:
+            raise DownloadError("another process is fetching this file", path=self.path)
+        self._descriptor = descriptor
         try:
-            if not _lock(self._descriptor):
-                raise DownloadError("another process is fetching this file", path=self.path)
+            self._known = self._read_note()
             yield
         finally:
-            os.close(self._descriptor)
+            os.close(descriptor)
 
     @property
     def size(self) -> int:
@@ -252,38 +257,43 @@ class _Part:
         self._known = _Known()
 
     def _read_note(self) -> _Known:
-        try:
-            with open(self._note, encoding="utf-8") as file:
-                note = json.load(file)
-            return _Known(int(note["total"]), str(note["validator"]))
-        except (OSError, ValueError, KeyError, TypeError):
+        if not self.size:
             return _Known()
+        try:
+            note = read_object(self._note)
+        except (CheckpointError, ReadError):
+            return _Known()
+        total, validator = note.get("total"), note.get("validator")
+        if type(total) is not int or type(validator) is not str:
+            return _Known()
+        return _Known(total, validator)
 
     def _write_note(self, known: _Known) -> None:
         self._known = known
-        with translated(self.path), open(self._note, "w", encoding="utf-8") as file:
-            json.dump({"total": known.total, "validator": known.validator}, file)
+        text = json.dumps({"total": known.total, "validator": known.validator})
+        with committing(StagedFile(self._note, durable=False)) as file:
+            file.write(text.encode(), 0)
 
     def finish(self) -> None:
-        """Give the whole file its name."""
+        """Give the whole file its name.
+
+        Raises:
+            DownloadError: another process, which no lock keeps away, meddled with the part.
+        """
+        if self.received and self._read_note() != self._known:
+            self._restart()
+            raise DownloadError("another process is fetching another version", path=self.path)
         with translated(self.path):
             os.fsync(self._descriptor)
-            put_in_place(self._part, self.path)
-        with suppress(OSError):
-            os.unlink(self._note)
-
-
-def _lock(descriptor: int) -> bool:
-    """Lock a file for this process; True also where there are no such locks."""
-    try:
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except (ImportError, OSError):
-        return True  # this system or this file system has none
-    return True
+            with suppress(OSError):
+                file = self._descriptor if os.chmod in os.supports_fd else self._part
+                os.chmod(file, mode_of_old(self.path, os.fstat(self._descriptor)))
+            # First, as the next process may begin a part of its own as soon as this one is gone.
+            with suppress(OSError):
+                os.unlink(self._note)
+            os.replace(self._part, self.path)
+        if not is_at(self.path, self._descriptor):
+            raise DownloadError("another file was put in its place meanwhile", path=self.path)
 
 
 def _validator(headers: Any) -> str:

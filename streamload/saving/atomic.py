@@ -1,26 +1,24 @@
 """New files beside the old ones, put in place whole or not at all.
 
-Everything is written under temporary names in the destination's own folder, synced, then renamed.
-Names carry the process's id, so that what a killed run left behind is known and cleaned up.
+Everything is written in a workplace beside its destination, synced, then renamed. Of several that
+write to one place each puts a whole result there, and the last one's stays.
 """
 
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import shutil
-import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol, TypeVar
 
 from streamload.core.errors import WriteError
+from streamload.core.wording import listed, printable
+from streamload.saving.workplace import Workplace, remove_leftovers
 from streamload.system.descriptors import LateFile, too_many_open
 
 _GIB = 1 << 30
-_PREFIX = ".streamload-"
-_NUMBERS = itertools.count()  # two threads that write one file must not share a temporary
 
 
 @contextmanager
@@ -43,49 +41,6 @@ def translated(path: str) -> Iterator[None]:
         raise WriteError(f"cannot be written: {error}", path=path) from error
 
 
-def temporary_name(path: str) -> str:
-    """A name in the same folder that no reader takes for a checkpoint."""
-    folder, name = os.path.split(path)
-    # Cut, as the whole name must not be over 255 bytes.
-    start = f"{_PREFIX}{os.getpid()}-{next(_NUMBERS)}-"
-    kept = os.fsencode(name)[:128].decode("utf-8", "ignore")
-    return os.path.join(folder, f"{start}{kept}.tmp")
-
-
-def remove_leftovers(folder: str) -> None:
-    """Remove temporaries of runs that are gone; those of living processes are left alone."""
-    try:
-        names = os.listdir(folder)
-    except (OSError, ValueError):  # ValueError: no system takes such a path
-        return
-    for name in names:
-        owner = name.removeprefix(_PREFIX).partition("-")[0] if name.startswith(_PREFIX) else ""
-        if not owner.isdigit() or not name.endswith(".tmp") or _is_alive(int(owner)):
-            continue
-        path = os.path.join(folder, name)
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            _unlink(path)
-
-
-def _is_alive(process: int) -> bool:
-    if process == os.getpid():
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        return True  # another user's, or not to be told on this system
-    return True
-
-
-def _unlink(path: str) -> None:
-    with suppress(OSError):  # gone already, or not ours to remove
-        os.unlink(path)
-
-
 def check_space(folder: str, needed_bytes: int, *, path: str | None = None) -> None:
     """Refuse before anything is written; ``folder`` need not be there yet.
 
@@ -106,27 +61,18 @@ def check_space(folder: str, needed_bytes: int, *, path: str | None = None) -> N
         )
 
 
-def put_in_place(temporary: str, path: str) -> None:
-    """Rename a whole file; an older one of that name is replaced at one stroke."""
-    with suppress(OSError):  # there may be no older file
-        os.chmod(temporary, stat.S_IMODE(os.stat(path).st_mode))
-    os.replace(temporary, path)
+def notices_of(problems: Iterable[str], replaced: Sequence[str]) -> list[str]:
+    """What is to be said of files that were put in place.
 
-
-@contextmanager
-def locked(folder: str) -> Iterator[None]:
-    """One process at a time puts files in place there; where there are no locks, none waits."""
-    descriptor = -1
-    with suppress(ImportError, OSError):
-        import fcntl
-
-        descriptor = os.open(folder, os.O_RDONLY)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
+    Args:
+        problems: with locks; empty ones are left out.
+        replaced: names that are another writer's by now.
+    """
+    said = [problem for problem in dict.fromkeys(problems) if problem]
+    if replaced:
+        names = listed(map(printable, replaced))
+        said.append(f"written, but replaced by another process since: {names}")
+    return said
 
 
 class StagedFile(LateFile):
@@ -134,28 +80,55 @@ class StagedFile(LateFile):
 
     Args:
         path: its name in the end.
-        shown: the path for messages, where ``path`` lies in a folder that is temporary itself.
         durable: bring it to the disk before it gets its name.
+        is_private: for this user alone; else as the umask has it, and as the older file was.
+        place: where it is meanwhile, and its name there: a workplace that it shares. Without one
+            it has its own.
     """
 
-    def __init__(self, path: str, *, shown: str | None = None, durable: bool = True) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        durable: bool = True,
+        is_private: bool = False,
+        place: tuple[Workplace, str] | None = None,
+    ) -> None:
         self.path = path
-        self.shown = path if shown is None else shown
         self._durable = durable
-        with translated(self.shown):
-            self.temporary = temporary_name(path)
-            self._flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
-            with self.descriptor():  # makes it
-                self._flags = os.O_RDWR | getattr(os, "O_BINARY", 0)
+        self._is_private = is_private
         self._took_a_free_name = False
+        self._identity: os.stat_result | None = None
+        self._has_own_place = place is None
+        with translated(self.path):
+            folder, name = os.path.split(path)
+            self._workplace, self._name = place or (Workplace(folder, name), name)
+            self._flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+            try:
+                with self.descriptor():  # makes it
+                    self._flags = os.O_RDWR
+            except BaseException:
+                self.discard()
+                raise
+
+    @property
+    def temporary(self) -> str:
+        """A path to it, for writers that take nothing else; it must stay the same file."""
+        return self._workplace.way_to(self._name)
+
+    def notices(self, *problems: str) -> list[str]:
+        """What is to be said once it is in place; ``problems`` are the caller's."""
+        replaced = [] if self.is_in_place() else [os.path.basename(self.path)]
+        return notices_of([self._workplace.problem, *problems], replaced)
 
     def _open(self) -> int:
-        return os.open(self.temporary, self._flags, 0o666)
+        mode = 0o600 if self._is_private else 0o666
+        return self._workplace.open(self._name, self._flags, mode)
 
     def write(self, data: memoryview | bytes, offset: int) -> None:
         """Write all of ``data`` at ``offset``."""
         view = memoryview(data)
-        with translated(self.shown), self.descriptor() as descriptor:
+        with translated(self.path), self.descriptor() as descriptor:
             done = 0
             while done < len(view):
                 done += _pwrite(descriptor, view[done : done + (8 << 20)], offset + done)
@@ -164,35 +137,53 @@ class StagedFile(LateFile):
         """Bring everything to the disk and close the file; once is enough."""
         if self._is_closed:
             return
-        with translated(self.shown):
-            if self._durable:
-                with self.descriptor() as descriptor:
+        with translated(self.path):
+            with self.descriptor() as descriptor:
+                if self._durable:
                     os.fsync(descriptor)
+                self._identity = os.fstat(descriptor)
             self.close()
 
     def commit(self) -> None:
-        """Give the file its name; an older file of that name is replaced at one stroke."""
+        """Give the file its name; an older file of that name is replaced at one stroke.
+
+        A link of that name is replaced, and what it leads to is left alone.
+        """
         self.finish()
-        with translated(self.shown):
+        with translated(self.path):
             is_free = not os.path.lexists(self.path)
-            put_in_place(self.temporary, self.path)
+            self._workplace.put_in_place(self._name, self.path, keeps_mode=not self._is_private)
             self._took_a_free_name = is_free
         if self._durable:
             sync_folder(os.path.dirname(self.path) or os.curdir)
+        if self._has_own_place:
+            self._workplace.remove()
+
+    def is_in_place(self) -> bool:
+        """True after ``commit``, until another file has the name."""
+        with suppress(OSError):
+            return self._identity is not None and os.path.samestat(
+                self._identity, os.lstat(self.path)
+            )
+        return False
 
     def discard(self) -> None:
         """Remove the temporary; the file of that name, if any, is as it was."""
         self.close()
-        _unlink(self.temporary)
+        if self._has_own_place:
+            self._workplace.remove()
+        else:
+            self._workplace.unlink(self._name)
 
     def take_back(self) -> None:
-        """Undo ``commit``, if there was no older file of that name."""
-        if self._took_a_free_name:
-            self._took_a_free_name = False
-            _unlink(self.path)
+        """Undo ``commit``, if there was no older file of that name, nor another now."""
+        if self._took_a_free_name and self.is_in_place():
+            with suppress(OSError):  # not ours to remove
+                os.unlink(self.path)
+        self._took_a_free_name = False
 
 
-def staged_file(path: str, nbytes: int) -> StagedFile:
+def staged_file(path: str, nbytes: int, *, is_private: bool = False) -> StagedFile:
     """A StagedFile of ``nbytes`` bytes; its folder is made, and what killed runs left there goes.
 
     Raises:
@@ -203,7 +194,7 @@ def staged_file(path: str, nbytes: int) -> StagedFile:
     check_space(folder, nbytes, path=path)
     with translated(path):
         os.makedirs(folder, exist_ok=True)
-    return StagedFile(path)
+    return StagedFile(path, is_private=is_private)
 
 
 def _pwrite(descriptor: int, data: memoryview, offset: int) -> int:

@@ -12,7 +12,7 @@ from streamload.core.options import Progress
 from streamload.core.report import ExportReport, MemoryReport
 from streamload.engine.execute import Execution
 from streamload.planning.records import Plan
-from streamload.saving.atomic import StagedFile, committing, staged_file, translated
+from streamload.saving.atomic import StagedFile, committing, staged_file
 from streamload.saving.file_layout import NewFile, index_text, lay_out
 from streamload.saving.pipeline import Place, fill
 from streamload.saving.staged_folder import StagedFolder
@@ -53,16 +53,18 @@ def write_checkpoint(
     if path.lower().endswith(".safetensors"):
         if max_shard_bytes is not None:
             raise ValueError("max_shard_bytes needs a folder, not one file")
-        run, files = _write_file(plan, source, path, progress)
+        run, files, notices = _write_file(plan, source, path, progress)
     else:
         file = f"{_STEMS.get(names, 'model')}.safetensors"
-        run, files = _write_folder(plan, source, path, file, extras, max_shard_bytes, progress)
+        run, files, notices = _write_folder(
+            plan, source, path, file, extras, max_shard_bytes, progress
+        )
     return ExportReport(
         path,
         tuple(files),
         plan.ledger,
         plan.dtype,
-        notices=run.notices,
+        notices=(*run.notices, *notices),
         bytes_read=run.bytes_read,
         bytes_written=run.bytes_written,
     )
@@ -78,16 +80,18 @@ def peak_memory(sampler: PeakSampler) -> MemoryReport:
     )
 
 
-def _write_file(
-    plan: Plan, source: Source, path: str, progress: Progress | None
-) -> tuple[Execution, list[str]]:
+# What was seen of the data, the files of the weights, and notices.
+_Written = tuple[Execution, list[str], list[str]]
+
+
+def _write_file(plan: Plan, source: Source, path: str, progress: Progress | None) -> _Written:
     if os.path.isdir(path):
         raise WriteError("is a folder", path=path)
     name = os.path.basename(path)
     (layout,) = lay_out(plan.tensors, name)
     with committing(staged_file(path, layout.nbytes)) as file:
         run = _fill_files(plan, source, [(layout, file)], progress)
-    return run, [name]
+    return run, [name], file.notices()
 
 
 def _write_folder(
@@ -98,27 +102,35 @@ def _write_folder(
     extras: Mapping[str, bytes],
     max_shard_bytes: int | None,
     progress: Progress | None,
-) -> tuple[Execution, list[str]]:
+) -> _Written:
     if os.path.lexists(path) and not os.path.isdir(path):
         raise WriteError("is not a folder", path=path)
     _refuse_foreign_index(path)
-    old = _old_files(path)
     layouts = lay_out(plan.tensors, file, max_shard_bytes=max_shard_bytes)
-    if len(layouts) > 1 and any(os.path.lexists(os.path.join(path, f.name)) for f in layouts):
-        # A reader must never meet shards of two sets under one name.
-        token = secrets.token_hex(4)
-        layouts = lay_out(plan.tensors, file, max_shard_bytes=max_shard_bytes, token=token)
-    alone, index = len(layouts) == 1, f"{file}.index.json"
-    with committing(StagedFolder(path, nbytes=sum(f.nbytes for f in layouts))) as folder:
+    alone, index_name = len(layouts) == 1, f"{file}.index.json"
+
+    def settle() -> list[str]:
+        nonlocal layouts
+        _refuse_foreign_index(path)
+        if not alone and any(os.path.lexists(os.path.join(path, f.name)) for f in layouts):
+            # A reader must never meet shards of two sets under one name.
+            token = secrets.token_hex(4)
+            layouts = lay_out(plan.tensors, file, max_shard_bytes=max_shard_bytes, token=token)
+            for layout, (_, shard) in zip(layouts, staged, strict=True):
+                shard.path = os.path.join(path, layout.name)
+            folder.add(index_name, seals=True, instead_of=index).write(index_text(layouts), 0)
+        return _old_files(path)
+
+    nbytes = sum(f.nbytes for f in layouts)
+    with committing(StagedFolder(path, nbytes=nbytes, settle=settle)) as folder:
         staged = [(f, folder.add(f.name, seals=alone)) for f in layouts]
         run = _fill_files(plan, source, staged, progress)
         if not alone:
-            folder.add(index, seals=True).write(index_text(layouts), 0)
+            index = folder.add(index_name, seals=True)
+            index.write(index_text(layouts), 0)
         for name, text in extras.items():
             folder.add(name).write(text, 0)
-    names = [f.name for f in layouts]
-    _remove_stale(path, old, {*names, *([] if alone else [index])})
-    return run, names
+    return run, [f.name for f in layouts], folder.notices()
 
 
 def _fill_files(
@@ -163,12 +175,3 @@ def _old_files(folder: str) -> list[str]:
         shards = [n for n in named if n.endswith(".safetensors") and n == os.path.basename(n)]
         old += [n for n in shards if os.path.isfile(os.path.join(folder, n))]
     return old
-
-
-def _remove_stale(folder: str, old: Sequence[str], new: set[str]) -> None:
-    """Remove what an older set left, index first, so that no reader finds half of it."""
-    for name in old:
-        if name not in new:
-            path = os.path.join(folder, name)
-            with translated(path), suppress(FileNotFoundError):
-                os.unlink(path)

@@ -137,7 +137,7 @@ def synthesize_neox_raw(
     total = sum(_nbytes(parts, partitions) for _, _, parts in files.values())
     written = 0 if sparse else total
     done = tensors = 0
-    with new_checkpoint(folder, _layer_files_in(folder), names, written, force=force) as staged:
+    with new_checkpoint(folder, lambda: _layer_files_in(folder), written, force=force) as staged:
         for file, (number, rank, parts) in files.items():
             drawn = _rank_tensors(number, parts, rank, partitions, seed=seed, sparse=sparse)
             _save(drawn, staged.add(file), sparse=sparse)
@@ -150,7 +150,16 @@ def synthesize_neox_raw(
         for file, data in small.items():
             staged.add(file).write(data, 0)
     elapsed = time.perf_counter() - start
-    return SynthesisReport("neox-20b-raw", folder, "float16", names, tensors, written, elapsed)
+    return SynthesisReport(
+        "neox-20b-raw",
+        folder,
+        "float16",
+        names,
+        tensors,
+        written,
+        elapsed,
+        notices=tuple(staged.notices()),
+    )
 
 
 def _layer_files(layers: int, hidden: int, vocab: int) -> Iterator[tuple[int, tuple[_Part, ...]]]:
@@ -228,7 +237,7 @@ def _save(tensors: dict[str, torch.Tensor], file: StagedFile, *, sparse: bool = 
             with torch.serialization.skip_data():
                 torch.save(tensors, file.temporary)
     except (OSError, RuntimeError) as error:  # torch's own writer reports a full disk so
-        raise WriteError(f"writing failed: {error}", path=file.shown) from error
+        raise WriteError(f"writing failed: {error}", path=file.path) from error
     file.finish()
 
 

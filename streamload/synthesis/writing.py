@@ -35,6 +35,7 @@ class SynthesisReport:
 
     Attributes:
         reused: True if the very checkpoint was there already and nothing was written.
+        notices: what else is to be known of the files.
     """
 
     name: str
@@ -45,10 +46,12 @@ class SynthesisReport:
     bytes_written: int
     elapsed_s: float
     reused: bool = False
+    notices: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The fields under their names, for JSON."""
-        return {"ok": True, **asdict(self), "files": list(self.files)}
+        lists = {"files": list(self.files), "notices": list(self.notices)}
+        return {"ok": True, **asdict(self), **lists}
 
 
 def synthesize(
@@ -113,7 +116,7 @@ def synthesize(
         return replace(report, elapsed_s=time.perf_counter() - start)
     total = sum(shard.nbytes for shard in shards)
     done = 0
-    with new_checkpoint(folder, _other_weights(folder), files, total, force=force) as staged:
+    with new_checkpoint(folder, lambda: _other_weights(folder), total, force=force) as staged:
         for shard in shards:
             weights = staged.add(shard.name)
             weights.write(shard.header, 0)
@@ -129,18 +132,26 @@ def synthesize(
             staged.add(file).write(data, 0)
     written = total + sum(map(len, small.values()))
     elapsed = time.perf_counter() - start
-    return replace(report, bytes_written=written, elapsed_s=elapsed, reused=False)
+    notices = tuple(staged.notices())
+    return replace(report, bytes_written=written, elapsed_s=elapsed, reused=False, notices=notices)
 
 
 @contextmanager
 def new_checkpoint(
-    folder: str, old: Sequence[str], names: Sequence[str], nbytes: int, *, force: bool
+    folder: str, weights: Callable[[], Sequence[str]], nbytes: int, *, force: bool
 ) -> Iterator[StagedFolder]:
-    """A staged folder of files ``names``; what is left of the ``old`` weights is then removed.
+    """A staged folder for a checkpoint; what is left of other ``weights`` is then removed.
+
+    Args:
+        folder: of the checkpoint.
+        weights: lists those that are there, relative to the folder.
+        nbytes: of the new weights.
+        force: overwrite others.
 
     Raises:
-        WriteError: there are ``old`` weights, and not ``force``; or there is too little space.
+        WriteError: there are weights, and not ``force``; or there is too little space.
     """
+    old = weights()
     if old and not force:
         raise WriteError(
             f"another checkpoint is there ({os.path.basename(old[0])}): choose an empty folder, "
@@ -148,10 +159,9 @@ def new_checkpoint(
             path=folder,
         )
     # What is made up can be made again: nothing waits for the disk.
-    with committing(StagedFolder(folder, nbytes=nbytes + SLACK_BYTES, durable=False)) as staged:
+    staged = StagedFolder(folder, nbytes=nbytes + SLACK_BYTES, durable=False, settle=weights)
+    with committing(staged):
         yield staged
-    for file in set(old) - set(names):
-        os.unlink(os.path.join(folder, file))
 
 
 def _preset(name: str) -> Preset:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import streamload
 from streamload.saving.atomic import StagedFile
-from streamload.saving.cache import entries
+from streamload.saving.cache import facts
 from streamload.saving.cache.entries import cache_folder, clear_cache, list_cache, verify_entry
 from streamload.sources import addresses
 from streamload.sources.files import OpenFile
@@ -36,8 +36,12 @@ def said(report, text):
     return any(text in notice for notice in report.notices)
 
 
+def entries_in(cache):
+    return [name for name in os.listdir(cache) if not name.startswith(".")]
+
+
 def entry_of(cache):
-    (path,) = [cache / name for name in os.listdir(cache)]
+    (path,) = [cache / name for name in entries_in(cache)]
     return path
 
 
@@ -245,7 +249,7 @@ class TestDamaged:
 
     def test_an_entry_of_another_version_is_made_anew(self, cache, gpt2, monkeypatch):
         streamload.load(gpt2, cache=True)
-        monkeypatch.setattr(entries, "VERSION", 999)
+        monkeypatch.setattr(facts, "VERSION", 999)
         loaded = streamload.load(gpt2, cache=True)
         assert not said(loaded.report, "loaded from cache")
 
@@ -360,7 +364,7 @@ def test_two_loads_at_once(cache, gpt2):
         thread.join()
     assert errors == []
     assert all(torch.equal(m(IDS), models[0](IDS)) for m in models)
-    assert len(os.listdir(cache)) == 1
+    assert len(entries_in(cache)) == 1
 
 
 def test_a_cached_load_takes_no_memory_of_its_own(cache, tmp_path):

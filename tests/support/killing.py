@@ -72,7 +72,8 @@ class Cache(Convert):
         folder = os.environ["STREAMLOAD_CACHE"]
         names = os.listdir(folder) if os.path.isdir(folder) else []
         final = [n for n in names if not n.startswith(".")]
-        assert not (is_done and len(names) != 1), names
+        temporary = [n for n in names if n.endswith(".tmp")]
+        assert not (is_done and (len(final) != 1 or temporary)), names
         assert len(final) <= 1
         for entry in list_cache():
             assert verify_entry(entry) == []

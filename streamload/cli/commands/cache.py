@@ -14,6 +14,7 @@ from streamload.saving.cache.entries import (
     list_cache,
     verify_entry,
 )
+from streamload.saving.cache.trust import folder_fault
 
 _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
 
@@ -29,11 +30,16 @@ def command(action: str, as_json: bool) -> None:
     \b
     ACTION is one of:
       list    their sizes, ages and what they were made from (the default)
-      verify  read all of them and compare checksums; exits with 1 if one is damaged
+      verify  read all of them and compare checksums; exits with 1 if one is damaged,
+              or if others can write to the folder
       clear   remove all of them
     """  # noqa: D301 - click wants the backspace itself
     entries = clear_cache() if action == "clear" else list_cache()
-    problems = [p for entry in entries for p in verify_entry(entry)] if action == "verify" else []
+    problems = []
+    if action == "verify":
+        fault = folder_fault(cache_folder())
+        problems = [fault] if fault else []
+        problems += [p for entry in entries for p in verify_entry(entry)]
     say_result(
         as_json,
         lambda: _as_dict(action, entries, problems),

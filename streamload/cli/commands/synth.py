@@ -72,4 +72,5 @@ def command(name: str, directory: str, as_json: bool, **options: Any) -> None:
     what = f"{report.tensors} tensors, {size} written in {seconds:.1f} s"
     if report.reused:
         what = f"this {name} is there already"
-    say_result(as_json, report.to_dict, lambda: f"{printable(directory)}: {what}")
+    lines = [f"{printable(directory)}: {what}", *(f"notice: {n}" for n in report.notices)]
+    say_result(as_json, report.to_dict, lambda: "\n".join(lines))

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
-import zlib
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from streamload.core.errors import CheckpointError, ReadError, WriteError
-from streamload.core.specs import Catalog
 from streamload.core.wording import printable
-from streamload.saving.atomic import remove_leftovers
-from streamload.sources.files import OpenFile
+from streamload.saving.cache.facts import Facts, facts_of
+from streamload.saving.cache.trust import open_own, remove_note, used_s, wrong_sums
+from streamload.saving.workplace import remove_leftovers
 from streamload.sources.folders import names_in
 from streamload.sources.safetensors.header import read_header
 
-VERSION = 1
 ENDING = ".safetensors"
-METADATA_KEY = "streamload_cache"
-_BLOCK_BYTES = 4 << 20
 
 
 def cache_folder() -> str:
@@ -51,7 +45,7 @@ class CacheEntry:
         dtype: of its floating-point tensors, if they share one.
         written_s, used_s: when, in seconds since the epoch.
         problem: why it cannot be used; empty if it can.
-        facts: all that was noted in its header.
+        facts: what was noted in its header.
     """
 
     path: str
@@ -61,7 +55,7 @@ class CacheEntry:
     written_s: float = 0.0
     used_s: float = 0.0
     problem: str = ""
-    facts: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    facts: Facts | None = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         now = time.time()
@@ -76,15 +70,6 @@ class CacheEntry:
         }
 
 
-def facts_of(catalog: Catalog) -> dict[str, Any]:
-    """What an entry's header notes; empty if it is none of this version."""
-    try:
-        facts = json.loads(catalog.metadata.get(METADATA_KEY, ""))
-    except ValueError:
-        return {}
-    return facts if isinstance(facts, dict) and facts.get("version") == VERSION else {}
-
-
 def list_cache() -> list[CacheEntry]:
     """All entries, the last used one first; temporaries of runs that are gone are removed."""
     folder = cache_folder()
@@ -95,65 +80,52 @@ def list_cache() -> list[CacheEntry]:
 
 
 def read_entry(path: str) -> CacheEntry:
-    """An entry by its header; ``problem`` is set if that is damaged or of another version."""
+    """An entry by its header; ``problem`` is set if it cannot be used."""
     entry = CacheEntry(path, 0)
     try:
-        with OpenFile(path) as file:
+        with open_own(path) as file:
             status = file.status
-            entry = CacheEntry(path, status.st_size, "", None, status.st_mtime, status.st_atime)
+            used = max(status.st_atime, status.st_mtime, used_s(path))
+            entry = CacheEntry(path, status.st_size, "", None, status.st_mtime, used)
             facts = facts_of(read_header(file))
     except (CheckpointError, ReadError) as error:
         return replace(entry, problem=str(error))
-    if not facts:
-        return replace(entry, problem="written by another version of streamload")
+    if facts is None:
+        return replace(entry, problem=f"{printable(path)}: not written by this version")
     return replace(
-        entry,
-        source=str(facts.get("source", "")),
-        dtype=facts.get("dtype"),
-        written_s=float(facts.get("written_s", status.st_mtime)),
-        used_s=max(status.st_atime, status.st_mtime),
-        facts=facts,
+        entry, source=facts.source, dtype=facts.dtype, written_s=facts.written_s, facts=facts
     )
 
 
 def verify_entry(entry: CacheEntry) -> list[str]:
     """Read all of an entry and compare its checksums; what is wrong, one line each."""
-    if entry.problem:
+    if entry.problem or entry.facts is None:
         return [entry.problem]
     try:
-        with OpenFile(entry.path) as file:
-            return list(_wrong_sums(file, entry.facts.get("crc32", {})))
+        with open_own(entry.path) as file:
+            return list(wrong_sums(file, read_header(file), entry.facts.crc32))
     except (CheckpointError, ReadError) as error:
         return [str(error)]
-
-
-def _wrong_sums(file: OpenFile, sums: Mapping[str, str]) -> Iterator[str]:
-    buffer = memoryview(bytearray(_BLOCK_BYTES))
-    for name, spec in read_header(file).items():
-        assert spec.extent is not None, "safetensors have extents"
-        checksum = 0
-        for done in range(0, spec.extent.nbytes, _BLOCK_BYTES):
-            block = buffer[: min(_BLOCK_BYTES, spec.extent.nbytes - done)]
-            file.read_into(spec.extent.offset + done, block, tensor=name)
-            checksum = zlib.crc32(block, checksum)
-        if sums.get(name) != f"{checksum:08x}":
-            yield f"{printable(file.path)}: tensor {name!r}: its bytes do not fit its checksum"
 
 
 def clear_cache(entries: list[CacheEntry] | None = None) -> list[CacheEntry]:
     """Remove entries, all by default; models that map one keep it until they are gone.
 
     Raises:
-        WriteError: one cannot be removed.
+        WriteError: one cannot be removed; all others are.
     """
-    removed = list_cache() if entries is None else entries
-    for entry in removed:
+    chosen = list_cache() if entries is None else entries
+    failed: list[WriteError] = []
+    for entry in chosen:
         try:
             os.unlink(entry.path)
         except FileNotFoundError:
-            continue
+            pass
         except OSError as error:
-            raise WriteError(
-                f"cannot be removed: {error.strerror}", path=entry.path, errno=error.errno
-            ) from error
-    return removed
+            why = f"cannot be removed: {error.strerror}"
+            failed.append(WriteError(why, path=entry.path, errno=error.errno))
+            continue
+        remove_note(entry.path)
+    if failed:
+        raise failed[0]
+    return chosen

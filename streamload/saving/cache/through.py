@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import time
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from streamload.core.errors import CheckpointError, CheckpointNotFoundError, ReadError, WriteError
+from streamload.core.dtypes import BY_NAME
+from streamload.core.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    ReadError,
+    WriteError,
+    refuse,
+)
 from streamload.core.findings import Finding
 from streamload.core.options import Settings
-from streamload.core.specs import StridedCopy, contiguous_strides, numel
+from streamload.core.specs import Catalog
 from streamload.core.wording import format_bytes, printable
 from streamload.engine.execute import Execution
-from streamload.planning.needed_memory import needed_memory
-from streamload.planning.records import MappedView, Plan, PlannedTensor
-from streamload.saving.atomic import StagedFile, locked, staged_file
-from streamload.saving.cache.entries import (
-    ENDING,
-    METADATA_KEY,
-    VERSION,
-    cache_folder,
-    facts_of,
-    read_entry,
+from streamload.planning.records import Plan
+from streamload.saving.atomic import StagedFile, staged_file, translated
+from streamload.saving.cache.entries import ENDING, cache_folder, read_entry
+from streamload.saving.cache.facts import Facts, facts_of
+from streamload.saving.cache.plans import digest, plan_from, plan_key, why_not
+from streamload.saving.cache.trust import (
+    folder_fault,
+    is_known_good,
+    note_good,
+    note_use,
+    open_own,
+    remove_note,
+    wrong_sums,
 )
 from streamload.saving.file_layout import lay_out, name_fault
+from streamload.saving.locks import locked
 from streamload.sources.addresses import file_identity
 from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of
-from streamload.sources.safetensors.safetensors_files import SafetensorsSource, open_safetensors
+from streamload.sources.safetensors.header import read_header
+from streamload.sources.safetensors.safetensors_files import SafetensorsSource
 
 _BLOCK_BYTES = 8 << 20
 
@@ -84,7 +93,7 @@ def look_up(plan: Plan, source: Source, settings: Settings) -> tuple[Plan, Sourc
     entry.source = _open(entry)
     if entry.source is None:
         return plan, source, entry
-    return _plan_from(plan, entry.source), entry.source, entry
+    return plan_from(plan, entry.source), entry.source, entry
 
 
 def store(entry: Entry, run: Execution) -> None:
@@ -100,12 +109,10 @@ def store(entry: Entry, run: Execution) -> None:
         entry.close()
     elif entry.path:
         try:
-            nbytes = _write(entry, run)
+            entry.notices += _write(entry, run)
             _remove_stale(entry)
         except (WriteError, ReadError) as error:
             entry.notices.append(f"cache not written: {error}")
-        else:
-            entry.notices.append(f"cache written: {printable(entry.path)} ({format_bytes(nbytes)})")
     run.findings += map(Finding, entry.notices)
 
 
@@ -114,70 +121,99 @@ def _open(entry: Entry) -> SafetensorsSource | None:
     if not entry.path:
         return None
     try:
-        source = open_safetensors([entry.path], given=entry.path)
+        found = _open_fitting(entry)
     except CheckpointNotFoundError:
         return None
-    except CheckpointError as error:
+    except (CheckpointError, ReadError) as error:
         entry.notices.append(f"a damaged cache entry is made anew: {error}")
         return None
-    facts = facts_of(source.catalog)
-    keys = (facts.get("plan"), facts.get("files"))
-    fits = keys == (entry.plan_key, entry.files_key) and all(
-        (spec := source.catalog.get(t.name)) is not None
-        and (spec.dtype, spec.shape) == (t.dtype, t.shape)
-        for t in entry.plan.tensors
-    )
-    if not fits:
-        source.close()
+    if found is None:
         entry.notices.append("a cache entry of another kind is made anew")
         return None
-    # An entry is written once, under another name. Each load notes when it was used: in its access
-    # time, which changes its ctime too, perhaps while another load reads it.
-    source.allow_touching()
-    with suppress(OSError):  # another user's: it is used all the same
-        os.utime(entry.path, ns=(time.time_ns(), os.stat(entry.path).st_mtime_ns))
-    entry.notices += facts.get("notices", [])
+    source, facts = found
+    source.allow_touching()  # older versions note in its times that they used it
+    note_use(entry.path)
+    entry.notices += facts.notices
     entry.notices.append(f"loaded from cache: {printable(entry.path)}")
     return source
 
 
-def _write(entry: Entry, run: Execution) -> int:
-    """Write the entry; returns the bytes of its file."""
+def _open_fitting(entry: Entry) -> tuple[SafetensorsSource, Facts] | None:
+    """The entry and its facts; None if it was made by or from something else.
+
+    Raises:
+        CheckpointError, ReadError: it cannot be used, or its bytes do not fit its checksums.
+    """
+    with ExitStack() as opened:
+        file = opened.enter_context(open_own(entry.path))
+        catalog = read_header(file)
+        facts = facts_of(catalog)
+        if facts is None or not _fits(entry, facts, catalog):
+            return None
+        if not is_known_good(file):
+            refuse(wrong_sums(file, catalog, facts.crc32))
+            file.check_unchanged()
+            note_good(entry.path, file.status)
+            entry.notices.append("the cache entry was moved or touched: its checksums still match")
+        opened.pop_all()
+    return SafetensorsSource(entry.path, [file], catalog), facts
+
+
+def _fits(entry: Entry, facts: Facts, catalog: Catalog) -> bool:
+    """True if it has just the tensors of the plan, each where it can be mapped."""
+    if (facts.plan, facts.files) != (entry.plan_key, entry.files_key):
+        return False
+    planned = {t.name: (t.dtype, t.shape) for t in entry.plan.tensors}
+    stored = {name: (spec.dtype, spec.shape) for name, spec in catalog.items()}
+    return stored == planned and all(
+        spec.extent is not None and spec.extent.offset % BY_NAME[spec.dtype].itemsize == 0
+        for spec in catalog.tensors.values()
+    )
+
+
+def _write(entry: Entry, run: Execution) -> list[str]:
+    """Write the entry; returns what is to be said of it."""
     tensors = entry.plan.tensors
     for tensor in tensors:
         if why := name_fault(tensor.name):
             raise WriteError(why, path=entry.path, tensor=tensor.name)
+    folder = os.path.dirname(entry.path)
+    with translated(folder):
+        os.makedirs(folder, 0o700, exist_ok=True)
+    if fault := folder_fault(folder):
+        raise WriteError(fault)
     sums = {t.name: "0" * 8 for t in tensors}
-    facts = {
-        "version": VERSION,
-        "plan": entry.plan_key,
-        "files": entry.files_key,
-        "source": entry.checkpoint,
-        "dtype": entry.plan.dtype,
-        "written_s": time.time(),
-        "notices": [str(finding) for finding in run.findings],
-        "crc32": sums,
-    }
-    (layout,) = lay_out(tensors, "entry", metadata={METADATA_KEY: json.dumps(facts)})
-    file = staged_file(entry.path, layout.nbytes)
+    facts = Facts(
+        plan=entry.plan_key,
+        files=entry.files_key,
+        source=entry.checkpoint,
+        dtype=entry.plan.dtype,
+        written_s=time.time(),
+        notices=tuple(str(finding) for finding in run.findings),
+        crc32=sums,
+    )
+    (layout,) = lay_out(tensors, "entry", metadata=facts.metadata())
+    file = staged_file(entry.path, layout.nbytes, is_private=True)
     try:
         for name, offset in layout.offsets.items():
             sums[name] = f"{_write_tensor(file, run.tensors[name], offset):08x}"
         # Sums are of one width, so that the header with them is as long as the one without.
-        (final,) = lay_out(tensors, "entry", metadata={METADATA_KEY: json.dumps(facts)})
+        (final,) = lay_out(tensors, "entry", metadata=facts.metadata())
         assert final.offsets == layout.offsets, "checksums do not move the data"
         file.write(final.header, 0)
         file.finish()
-        with locked(os.path.dirname(entry.path)):
+        with locked(folder) as problem:
             # Another process may have written it meanwhile, and others may read that one now.
             if _is_there(entry):
                 file.discard()
-            else:
-                file.commit()
+                return [f"cache written by another process: {printable(entry.path)}"]
+            file.commit()
+            note_good(entry.path, os.lstat(entry.path))
     except BaseException:
         file.discard()
         raise
-    return layout.nbytes
+    said = f"cache written: {printable(entry.path)} ({format_bytes(layout.nbytes)})"
+    return [said, *file.notices(problem)]
 
 
 def _is_there(entry: Entry) -> bool:
@@ -192,13 +228,14 @@ def _remove_stale(entry: Entry) -> None:
     """Entries of the same checkpoint, from before it was changed."""
     folder, own = os.path.split(entry.path)
     start = own.partition("-")[0] + "-"
-    for name in os.listdir(folder):
-        path = os.path.join(folder, name)
-        if name == own or not (name.startswith(start) and name.endswith(ENDING)):
-            continue
-        if read_entry(path).source in ("", entry.checkpoint):
-            with suppress(OSError):
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            path = os.path.join(folder, name)
+            if name == own or not (name.startswith(start) and name.endswith(ENDING)):
+                continue
+            if read_entry(path).source in ("", entry.checkpoint):
                 os.unlink(path)
+                remove_note(path)
 
 
 def cache_settings(settings: Settings, *, is_empty: bool) -> Settings:
@@ -214,74 +251,23 @@ def cache_settings(settings: Settings, *, is_empty: bool) -> Settings:
 
 
 def _entry_for(plan: Plan, source: Source, settings: Settings) -> Entry:
-    reason = _why_not(plan, settings)
+    reason = why_not(plan, settings)
     if reason:
         return Entry(plan, notices=[f"cache not used: {reason}"])
+    folder = cache_folder()
+    if fault := folder_fault(folder):
+        return Entry(plan, notices=[f"cache not used: {fault}"])
     files = {plan.stored[name].file for t in plan.tensors for name in t.sources}
     try:
         identities = [file_identity(path) for path in sorted(files)]
     except (CheckpointError, ReadError) as error:
         return Entry(plan, notices=[f"cache not used: {error}"])
     source.check_unchanged()  # the identities are those of what was opened
-    plan_key = _digest(_ledger(plan))
-    files_key = _digest(map(repr, identities))
-    name = f"{plan_key[:20]}-{files_key[:20]}{ENDING}"
+    key = plan_key(plan)
+    files_key = digest(map(repr, identities))
+    name = f"{key[:20]}-{files_key[:20]}{ENDING}"
     given = source.path if source.path.startswith("hf:") else os.path.abspath(source.path)
-    return Entry(plan, os.path.join(cache_folder(), name), plan_key, files_key, printable(given))
-
-
-def _why_not(plan: Plan, settings: Settings) -> str:
-    if any(not t.is_new for t in plan.tensors):
-        return "the module holds values, which are overwritten in place"
-    if settings.layout == "stored":
-        return "it keeps contiguous weights, and layout='stored' was asked for"
-    if settings.on_layer is not None or settings.quantize is not None:
-        return "blocks are changed while they are loaded (on_layer, quantize)"
-    return ""
-
-
-def _ledger(plan: Plan) -> Iterator[str]:
-    """Everything that decides the converted values, line by line."""
-    options = plan.options
-    yield f"{VERSION} {options.ties} {options.overflow} {options.replicas}"
-    for t in sorted(plan.tensors, key=lambda tensor: tensor.name):
-        sources = [plan.stored[name].name for name in t.sources]
-        yield repr((t.name, t.shape, t.dtype, sources, t.stored_dtype, t.reduces, t.tolerance))
-        yield repr([plan.stored[m.stored_name].name for m in t.copies])
-        yield repr(t.copies)
-    for comparison in plan.comparisons:
-        yield repr((comparison.kept.sources, comparison.other.sources))
-
-
-def _digest(lines: Iterable[str]) -> str:
-    text = "".join(f"{line}\n" for line in lines)
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def _plan_from(plan: Plan, source: Source) -> Plan:
-    """The same targets, each a view of the entry or copied from it to its device."""
-    tensors = tuple(_from_entry(t) for t in plan.tensors)
-    stored = source.catalog.tensors
-    options = replace(plan.options, mode="map", layout="contiguous")
-    memory = needed_memory(tensors, stored, options)
-    return replace(
-        plan, tensors=tensors, comparisons=(), options=options, stored=stored, memory=memory
-    )
-
-
-def _from_entry(tensor: PlannedTensor) -> PlannedTensor:
-    count, strides = numel(tensor.shape), contiguous_strides(tensor.shape)
-    is_view = tensor.device == "cpu" and count > 0
-    return replace(
-        tensor,
-        sources=(tensor.name,),
-        stored_dtype=tensor.dtype,
-        strides=strides,
-        copies=(StridedCopy(tensor.name, (count,), (1,), 0, (1,), 0),) if count else (),
-        transform="",
-        reduces="",
-        mapped=MappedView(tensor.name, 0, strides) if is_view else None,
-    )
+    return Entry(plan, os.path.join(folder, name), key, files_key, printable(given))
 
 
 def _write_tensor(file: StagedFile, tensor: torch.Tensor, offset: int) -> int:

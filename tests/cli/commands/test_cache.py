@@ -32,7 +32,7 @@ def test_list_verify_clear(run, tiny, cache):
 
 def test_a_damaged_entry(run, tiny, cache):
     run("load", tiny, "--cache")
-    (name,) = os.listdir(cache)
+    (name,) = [name for name in os.listdir(cache) if not name.startswith(".")]
     with open(cache / name, "r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"\x7f")
@@ -43,3 +43,13 @@ def test_a_damaged_entry(run, tiny, cache):
     assert run("cache", "verify").exit_code == 1
     assert run("cache", "clear").exit_code == 0
     assert os.listdir(cache) == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such access rights")
+def test_a_folder_that_others_can_write(run, tiny, cache):
+    run("load", tiny, "--cache")
+    os.chmod(cache, 0o777)
+    assert "cache not used: " in run("load", tiny, "--cache").stdout
+    result = run("cache", "verify")
+    assert result.exit_code == 1
+    assert "others can write to it (mode 0777): run `chmod 700" in result.stdout

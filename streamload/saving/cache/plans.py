@@ -1,0 +1,75 @@
+"""What the cache makes of a plan: whether it can serve it, its key, and the plan by an entry."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from streamload.core.options import Settings
+from streamload.core.specs import StridedCopy, contiguous_strides, numel
+from streamload.planning.needed_memory import needed_memory
+from streamload.planning.records import MappedView, Plan, PlannedTensor
+from streamload.saving.cache.facts import VERSION
+from streamload.sources.base import Source
+
+
+def why_not(plan: Plan, settings: Settings) -> str:
+    """Why the cache cannot serve a load, or nothing."""
+    if any(not t.is_new for t in plan.tensors):
+        return "the module holds values, which are overwritten in place"
+    if settings.layout == "stored":
+        return "it keeps contiguous weights, and layout='stored' was asked for"
+    if settings.on_layer is not None or settings.quantize is not None:
+        return "blocks are changed while they are loaded (on_layer, quantize)"
+    return ""
+
+
+def plan_key(plan: Plan) -> str:
+    """The same for plans that make the same values of the same files."""
+    return digest(_ledger(plan))
+
+
+def _ledger(plan: Plan) -> Iterator[str]:
+    """Everything that decides the converted values, line by line."""
+    options = plan.options
+    yield f"{VERSION} {options.ties} {options.overflow} {options.replicas}"
+    for t in sorted(plan.tensors, key=lambda tensor: tensor.name):
+        sources = [plan.stored[name].name for name in t.sources]
+        yield repr((t.name, t.shape, t.dtype, sources, t.stored_dtype, t.reduces, t.tolerance))
+        yield repr([plan.stored[m.stored_name].name for m in t.copies])
+        yield repr(t.copies)
+    for comparison in plan.comparisons:
+        yield repr((comparison.kept.sources, comparison.other.sources))
+
+
+def digest(lines: Iterable[str]) -> str:
+    """SHA-256 of lines of text."""
+    text = "".join(f"{line}\n" for line in lines)
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def plan_from(plan: Plan, source: Source) -> Plan:
+    """The same targets, each a view of the entry or copied from it to its device."""
+    tensors = tuple(_from_entry(t) for t in plan.tensors)
+    stored = source.catalog.tensors
+    options = replace(plan.options, mode="map", layout="contiguous")
+    memory = needed_memory(tensors, stored, options)
+    return replace(
+        plan, tensors=tensors, comparisons=(), options=options, stored=stored, memory=memory
+    )
+
+
+def _from_entry(tensor: PlannedTensor) -> PlannedTensor:
+    count, strides = numel(tensor.shape), contiguous_strides(tensor.shape)
+    is_view = tensor.device == "cpu" and count > 0
+    return replace(
+        tensor,
+        sources=(tensor.name,),
+        stored_dtype=tensor.dtype,
+        strides=strides,
+        copies=(StridedCopy(tensor.name, (count,), (1,), 0, (1,), 0),) if count else (),
+        transform="",
+        reduces="",
+        mapped=MappedView(tensor.name, 0, strides) if is_view else None,
+    )
