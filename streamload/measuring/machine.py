@@ -8,6 +8,7 @@ import sys
 from typing import Any, NamedTuple
 
 from streamload.core.options import usable_cpus
+from streamload.system.filesystems import filesystem_of
 from streamload.system.memory import available_memory
 
 BUSY_CPUS = 0.25
@@ -42,21 +43,6 @@ def _cpu_model() -> str:
     except OSError:
         pass  # not Linux
     return platform.processor() or platform.machine()
-
-
-def filesystem_of(path: str) -> str | None:
-    """The kind of file system that holds ``path`` (``ext4``, ``nfs4``), or None if not told."""
-    import psutil
-
-    path = os.path.join(os.path.realpath(path), "")
-    above = [
-        partition
-        for partition in psutil.disk_partitions(all=True)
-        if path.startswith(os.path.join(partition.mountpoint, ""))
-    ]
-    # Of two at one point the later one shows.
-    nearest = max(reversed(above), key=lambda found: len(found.mountpoint), default=None)
-    return nearest and nearest.fstype
 
 
 class CpuTimes(NamedTuple):

@@ -57,10 +57,11 @@ class BlockSource(Source):
         return self._maps[spec.file].tensor(spec, *(view or whole(spec)))
 
     def reason_to_read(self) -> str:
+        kinds: dict[int, str] = {}
         for file in self._files.values():
             with suppress(OSError), file.descriptor() as descriptor:
-                if reason := reason_to_read(printable(file.path), descriptor):
-                    return reason
+                if reason := reason_to_read(file.path, descriptor, kinds):
+                    return printable(reason)
         return ""
 
     def allow_touching(self) -> None:

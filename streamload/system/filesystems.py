@@ -1,45 +1,71 @@
-"""Whether a file may well be mapped: not across a network, and not while others write to it."""
+"""Which file system a file is on, and whether it may well be mapped."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import lru_cache
 
 # Pages come across a network or through another process, one fault at a time; and what a server
 # takes back under a mapping kills the process.
 _NETWORKS = ("nfs", "cifs", "smb", "9p", "afs", "coda", "ncpfs", "webdav", "drvfs", "virtiofs")
 _CLUSTERS = ("beegfs", "ceph", "gfs2", "glusterfs", "gpfs", "lustre", "ocfs2", "orangefs", "pvfs2")
-_REMOTE = (*_NETWORKS, *_CLUSTERS, "fuse")
 
 
-def reason_to_read(path: str, descriptor: int) -> str:
+def is_network(kind: str) -> bool:
+    """True for file systems that are elsewhere, or behind another process (FUSE)."""
+    return kind.startswith((*_NETWORKS, *_CLUSTERS, "fuse"))
+
+
+def filesystem_of(path: str) -> str | None:
+    """The kind of file system that holds ``path`` (``ext4``, ``nfs4``), or None if not told."""
+    path = os.path.join(os.path.realpath(path), "")
+    above = [found for found in _mounts() if path.startswith(os.path.join(found[0], ""))]
+    # Of two at one point the later one shows.
+    nearest = max(reversed(above), key=lambda found: len(found[0]), default=None)
+    return nearest and nearest[1]
+
+
+def reason_to_read(path: str, descriptor: int, kinds: dict[int, str]) -> str:
     """Why the file is better read than mapped, in words; ``""`` if nothing speaks against it.
 
     Args:
         path: of the file.
         descriptor: of the file, open for reading.
+        kinds: of file systems by device number, as they are found; the caller's, for all its files.
     """
     if sys.platform == "win32":
         return "Windows lets nobody replace a file that is mapped"
-    kind = _kinds().get(os.fstat(descriptor).st_dev, "")
-    if kind.startswith(_REMOTE):
-        return f"{path} is on a file system of kind {kind}"
+    device = os.fstat(descriptor).st_dev
+    if device not in kinds:
+        kinds[device] = filesystem_of(path) or ""
+    if is_network(kinds[device]):
+        return f"{path} is on a file system of kind {kinds[device]}"
     return f"{path} is open for writing elsewhere" if _is_written(descriptor) else ""
 
 
-@lru_cache(maxsize=1)
-def _kinds() -> dict[int, str]:
-    """Device number → kind of its file system, as Linux tells; empty elsewhere."""
-    kinds = {}
-    with suppress(OSError), open("/proc/self/mountinfo", "rb") as table:
+def _mounts() -> Iterator[tuple[str, str]]:
+    """Mount points and kinds of file systems."""
+    if sys.platform != "linux":
+        import psutil
+
+        yield from ((found.mountpoint, found.fstype) for found in psutil.disk_partitions(all=True))
+        return
+    # Not by psutil, whose import takes longer than a mapped load.
+    with suppress(OSError), open("/proc/self/mountinfo", errors="surrogateescape") as table:
         for line in table:
-            fields = line.decode("utf-8", "replace").split()
+            fields = line.split(" ")
             with suppress(ValueError, IndexError):
-                major, minor = fields[2].split(":")
-                kinds[os.makedev(int(major), int(minor))] = fields[fields.index("-") + 1]
-    return kinds
+                yield _OCTAL.sub(_character, fields[4]), fields[fields.index("-") + 1]
+
+
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+def _character(escape: re.Match[str]) -> str:
+    return chr(int(escape[1], 8))
 
 
 def _is_written(descriptor: int) -> bool:

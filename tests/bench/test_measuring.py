@@ -7,9 +7,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,6 +18,7 @@ from streamload.measuring.survey import survey
 from streamload.measuring.verdict import Figures, judge
 from streamload.measuring.watch import watch_process
 from streamload.synthesis import synthesize
+from streamload.system import filesystems
 
 MIB = 1 << 20
 # Two workers on two CPUs, a GB read, warm: one second, all of it computed.
@@ -168,15 +167,14 @@ def test_a_cache_that_cannot_be_dropped_is_said(tmp_path, monkeypatch):
 
 def test_the_file_system_is_that_of_the_nearest_mount(monkeypatch):
     mounts = [("/", "ext4"), ("/data", "old"), ("/data", "xfs"), ("/data/in", "nfs4"), ("/d", "no")]
-    found = [SimpleNamespace(mountpoint=point, fstype=kind) for point, kind in mounts]
-    monkeypatch.setattr(psutil, "disk_partitions", lambda **_: found)
+    monkeypatch.setattr(filesystems, "_mounts", lambda: mounts)
     monkeypatch.setattr(os.path, "realpath", lambda path: path)
     kinds = {
         path: machine.describe(path)["filesystem"]
         for path in ("/data", "/data/in/x", "/data/inner", "/dat", "/x")
     }
     assert list(kinds.values()) == ["xfs", "nfs4", "xfs", "ext4", "ext4"]
-    found.clear()
+    mounts.clear()
     assert machine.describe("/x")["filesystem"] is None
 
 

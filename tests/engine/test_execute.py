@@ -133,8 +133,8 @@ def test_the_report_counts_the_planned_bytes_alone(tmp_path):
 
 def test_only_the_chosen_layers_are_read(tmp_path):
     folder = write_gpt2(tmp_path)
-    whole = streamload.load(folder).report.bytes_read
-    one = streamload.load(folder, layers=[1])
+    whole = streamload.load(folder, mode="stream").report.bytes_read
+    one = streamload.load(folder, layers=[1], mode="stream")
     layer = sum(t.numel() * 4 for n, t in gpt2_tensors().items() if n.startswith("h.1."))
     assert one.report.bytes_read == whole - layer
     assert torch.equal(one.model.blocks[0].ln1.scale, gpt2_tensors()["h.1.ln_1.weight"])
@@ -146,6 +146,7 @@ def test_progress_grows_to_the_whole_and_comes_from_the_callers_thread(tmp_path,
     told = []
     report = streamload.load(
         folder,
+        mode="stream",
         workers=workers,
         chunk_bytes=16,
         progress=lambda *step: told.append((*step, threading.current_thread())),
@@ -199,7 +200,7 @@ class TestNothingIsLeft:
     def test_no_mapping_no_descriptor_no_thread(self, tmp_path):
         folder = write_gpt2(tmp_path)
         before = open_descriptors(), threading.active_count()
-        loaded = streamload.load(folder)
+        loaded = streamload.load(folder, mode="stream")
         assert (open_descriptors(), threading.active_count()) == before
         with open("/proc/self/maps") as maps:
             assert "model.safetensors" not in maps.read()

@@ -69,7 +69,7 @@ def test_a_cast_streams_and_has_nothing_to_tell(tmp_path):
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_files_across_a_network_are_read(tmp_path, monkeypatch, kind):
     folder = write_gpt2(tmp_path, gpt2_tensors())
-    monkeypatch.setattr(filesystems, "_kinds", lambda: {os.stat(folder).st_dev: kind})
+    monkeypatch.setattr(filesystems, "_mounts", lambda: [("/", "ext4"), (folder, kind)])
     report = streamload.load(folder).report
     assert (report.mode, report.bytes_mapped) == ("stream", 0)
     (notice,) = report.notices
@@ -79,10 +79,9 @@ def test_files_across_a_network_are_read(tmp_path, monkeypatch, kind):
 
 
 def test_this_machines_file_systems_are_known():
-    kinds = filesystems._kinds()
     if not os.path.exists("/proc/self/mountinfo"):
         pytest.skip("needs Linux's table of mounts")
-    assert kinds[os.stat("/proc").st_dev] == "proc"
+    assert filesystems.filesystem_of("/proc/self/status") == "proc"
 
 
 def test_a_file_that_somebody_writes_is_read(tmp_path):

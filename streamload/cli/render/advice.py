@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from streamload.core.report import LoadReport
-from streamload.measuring.machine import filesystem_of
-
-_NETWORK = ("nfs", "cifs", "smb", "9p", "fuse.sshfs", "ceph", "lustre", "glusterfs", "drvfs")
+from streamload.system.filesystems import filesystem_of, is_network
 
 
 def slow_notes(path: str, report: LoadReport) -> list[str]:
@@ -20,7 +18,7 @@ def slow_notes(path: str, report: LoadReport) -> list[str]:
     if on_cpu and "float16" in dtypes:
         notes.append("float16 on a CPU: bfloat16 or float32 compute faster")
     kind = filesystem_of(path)
-    if kind is not None and kind.startswith(_NETWORK):
+    if kind is not None and is_network(kind):
         mapped = "; --mode map reads it page by page" if report.mode == "map" else ""
         notes.append(f"the file is on a network disk ({kind}){mapped}")
     return notes

@@ -20,7 +20,7 @@ def test_verbose_lists_assignments(run, tiny):
 
 
 def test_json_alone_is_on_stdout(spawn, tiny):
-    done = spawn("load", tiny, "--json")
+    done = spawn("load", tiny, "--mode", "stream", "--json")
     report = json.loads(done.stdout)
     assert done.stderr == ""
     assert report["ok"] is True

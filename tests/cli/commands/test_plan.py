@@ -43,7 +43,7 @@ def test_a_good_plan(run, tiny):
 
 
 def test_a_good_plan_as_json(run, tiny):
-    report = json.loads(run("plan", tiny, "--json", "--layers", "1").stdout)
+    report = json.loads(run("plan", tiny, "--json", "--layers", "1", "--dtype", "bfloat16").stdout)
     assert report["ok"] is True
     assert report["memory"]["needed_bytes"] > 0
     assert {"loaded", "missing", "unexpected", "tied", "ignored"} <= report.keys()
@@ -73,7 +73,7 @@ def test_what_does_not_fit_in_memory_is_3(run, tmp_path, monkeypatch):
     import streamload.loading.calls as loading
 
     synthesize("gpt2-tiny", tmp_path)
-    made = loading.plan_checkpoint(tmp_path)
+    made = loading.plan_checkpoint(tmp_path, mode="stream")
     small = MemoryReport(needed_bytes=1 << 40, available_bytes=1 << 30, limit="cgroup")
     made = _with_memory(made, small)
     monkeypatch.setattr(loading, "plan_checkpoint", lambda *_, **__: made)
@@ -101,7 +101,7 @@ def test_what_would_fit_is_told_in_options(tiny):
         memory = MemoryReport(needed_bytes=3 * half, available_bytes=2 * half)
         return [as_options(way) for way in ways_out(_with_memory(plan, memory))]
 
-    dtype, mapped, layers = ways()
+    dtype, mapped, layers = ways(mode="stream")
     assert dtype == "--dtype bfloat16 (about 487.0 KiB)"
     assert mapped.startswith("--mode map (tensors that are not cast need no memory of their own; ")
     assert layers == "--layers with about 67% of the blocks"
