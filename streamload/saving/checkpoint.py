@@ -121,7 +121,7 @@ def _write_folder(
             token = secrets.token_hex(4)
             layouts = shards(file, token=token)
             for layout, (_, shard) in zip(layouts, staged, strict=True):
-                shard.path = os.path.join(path, layout.name)
+                shard.path = os.path.join(os.path.dirname(shard.path), layout.name)
             folder.add(index_name, seals=True, instead_of=index).write(index_text(layouts), 0)
         return _old_files(path)
 
