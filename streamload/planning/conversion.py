@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from streamload.core.dtypes import BY_NAME
@@ -22,6 +22,9 @@ from streamload.planning.inverse import build_export_plan
 from streamload.planning.records import Comparison, Plan, Targets, TargetSpec
 
 _HEAD = "lm_head.weight"
+# In the header of a file with local names: those under which its tied weights were stored, if
+# under several. They are written once; the way back writes them under all of these.
+_TIES_KEY = "streamload_ties"
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,13 @@ class Conversion:
         names: ``"published"``, ``"local"``, or ``"stored"`` where there is no name table, or the
             checkpoint is not just what its table knows.
         config: for ``config.json``; None if nothing is known.
+        metadata: for the headers: what the way back cannot know from the tensors.
     """
 
     plan: Plan
     names: str
     config: Mapping[str, Any] | None
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan_conversion(
@@ -81,9 +86,11 @@ def plan_conversion(
     if names == "published" and stored_map == table:
         return Conversion(_renamed(catalog, table, options, source), names, config)
     local = _local_plan(catalog, stored_map or _unchanged(table), table, options, source)
-    if names == "local" or not local.ok:
-        return Conversion(local, names, config)
-    return Conversion(_published(local, table), names, config)
+    noted = catalog.metadata.get(_TIES_KEY, "").split()
+    if names == "published" and local.ok:
+        return Conversion(_published(local, table, noted), names, config)
+    twice = noted or [t.name for c in local.comparisons for t in (c.kept, c.other)]
+    return Conversion(local, names, config, {_TIES_KEY: " ".join(twice)} if twice else {})
 
 
 def _beyond_table(
@@ -188,8 +195,11 @@ def _published_names(table: NameMap, local: str) -> list[str]:
     ]
 
 
-def _published(local: Plan, table: NameMap) -> Plan:
-    """Local names to published ones: the table walked backwards, over the plan to local names."""
+def _published(local: Plan, table: NameMap, stored_twice: Collection[str]) -> Plan:
+    """Local names to published ones: the table walked backwards, over the plan to local names.
+
+    Tied weights are written under the first name, and under all of ``stored_twice``.
+    """
     first = {tensor.name: tensor for tensor in local.tensors}
     aliases = {g[0]: tuple(g) for g in table.ties if g[0] in first}
     specs = tuple(
@@ -205,6 +215,11 @@ def _published(local: Plan, table: NameMap) -> Plan:
     options = local.options
     back = build_export_plan(stored, table, Targets(specs), options, source=local.source)
     tensors, problems = compose(first, back.tensors, options.dtype)
+    for group in table.ties:
+        names = [n for name in group for n in _published_names(table, name)]
+        kept = [tensor for tensor in tensors if tensor.name in names]
+        more = [n for name in group if name in stored_twice for n in _published_names(table, name)]
+        tensors += [replace(t, name=n) for t in kept[:1] for n in more if n != t.name]
     return replace(local, tensors=tuple(tensors)).with_findings(*back.findings).refused(*problems)
 
 

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from streamload.core.errors import WriteError
 from streamload.core.wording import listed, printable
-from streamload.saving.workplace import Workplace, remove_leftovers
+from streamload.saving.workplace import Workplace, remove_leftovers, whole_path
 from streamload.system.descriptors import LateFile, too_many_open
 
 _GIB = 1 << 30
@@ -101,6 +101,7 @@ class StagedFile(LateFile):
         self._identity: os.stat_result | None = None
         self._has_own_place = place is None
         with translated(self.path):
+            self._folder = whole_path(os.path.dirname(path))
             folder, name = os.path.split(path)
             self._workplace, self._name = place or (Workplace(folder, name), name)
             self._flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
@@ -110,6 +111,10 @@ class StagedFile(LateFile):
             except BaseException:
                 self.discard()
                 raise
+
+    @property
+    def _place(self) -> str:
+        return os.path.join(self._folder, os.path.basename(self.path))
 
     @property
     def temporary(self) -> str:
@@ -151,11 +156,11 @@ class StagedFile(LateFile):
         """
         self.finish()
         with translated(self.path):
-            is_free = not os.path.lexists(self.path)
-            self._workplace.put_in_place(self._name, self.path, keeps_mode=not self._is_private)
+            is_free = not os.path.lexists(self._place)
+            self._workplace.put_in_place(self._name, self._place, keeps_mode=not self._is_private)
             self._took_a_free_name = is_free
         if self._durable:
-            sync_folder(os.path.dirname(self.path) or os.curdir)
+            sync_folder(self._folder)
         if self._has_own_place:
             self._workplace.remove()
 
@@ -163,7 +168,7 @@ class StagedFile(LateFile):
         """True after ``commit``, until another file has the name."""
         with suppress(OSError):
             return self._identity is not None and os.path.samestat(
-                self._identity, os.lstat(self.path)
+                self._identity, os.lstat(self._place)
             )
         return False
 
@@ -179,7 +184,7 @@ class StagedFile(LateFile):
         """Undo ``commit``, if there was no older file of that name, nor another now."""
         if self._took_a_free_name and self.is_in_place():
             with suppress(OSError):  # not ours to remove
-                os.unlink(self.path)
+                os.unlink(self._place)
         self._took_a_free_name = False
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from types import MappingProxyType
 
 from streamload.core.errors import CheckpointError, WriteError
 from streamload.core.options import Progress
@@ -33,6 +35,7 @@ def write_checkpoint(
     *,
     extras: Mapping[str, bytes],
     names: str = "published",
+    metadata: Mapping[str, str] = MappingProxyType({}),
     max_shard_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
@@ -44,6 +47,7 @@ def write_checkpoint(
         path: one file if it ends in ``.safetensors``, else a folder.
         extras: small files for a folder, by name (``config.json``, tokenizers).
         names: ``"local"`` gives a folder's weights a file name that only streamload knows.
+        metadata: see ``lay_out``.
         max_shard_bytes: see ``lay_out``.
         progress: see ``fill``.
 
@@ -53,12 +57,12 @@ def write_checkpoint(
     if path.lower().endswith(".safetensors"):
         if max_shard_bytes is not None:
             raise ValueError("max_shard_bytes needs a folder, not one file")
-        run, files, notices = _write_file(plan, source, path, progress)
+        (layout,) = lay_out(plan.tensors, os.path.basename(path), metadata=metadata)
+        run, files, notices = _write_file(plan, source, path, layout, progress)
     else:
         file = f"{_STEMS.get(names, 'model')}.safetensors"
-        run, files, notices = _write_folder(
-            plan, source, path, file, extras, max_shard_bytes, progress
-        )
+        shards = partial(lay_out, plan.tensors, metadata=metadata, max_shard_bytes=max_shard_bytes)
+        run, files, notices = _write_folder(plan, source, path, file, shards, extras, progress)
     return ExportReport(
         path,
         tuple(files),
@@ -84,14 +88,14 @@ def peak_memory(sampler: PeakSampler) -> MemoryReport:
 _Written = tuple[Execution, list[str], list[str]]
 
 
-def _write_file(plan: Plan, source: Source, path: str, progress: Progress | None) -> _Written:
+def _write_file(
+    plan: Plan, source: Source, path: str, layout: NewFile, progress: Progress | None
+) -> _Written:
     if os.path.isdir(path):
         raise WriteError("is a folder", path=path)
-    name = os.path.basename(path)
-    (layout,) = lay_out(plan.tensors, name)
     with committing(staged_file(path, layout.nbytes)) as file:
         run = _fill_files(plan, source, [(layout, file)], progress)
-    return run, [name], file.notices()
+    return run, [layout.name], file.notices()
 
 
 def _write_folder(
@@ -99,14 +103,14 @@ def _write_folder(
     source: Source,
     path: str,
     file: str,
+    shards: Callable[..., list[NewFile]],
     extras: Mapping[str, bytes],
-    max_shard_bytes: int | None,
     progress: Progress | None,
 ) -> _Written:
     if os.path.lexists(path) and not os.path.isdir(path):
         raise WriteError("is not a folder", path=path)
     _refuse_foreign_index(path)
-    layouts = lay_out(plan.tensors, file, max_shard_bytes=max_shard_bytes)
+    layouts = shards(file)
     alone, index_name = len(layouts) == 1, f"{file}.index.json"
 
     def settle() -> list[str]:
@@ -115,9 +119,9 @@ def _write_folder(
         if not alone and any(os.path.lexists(os.path.join(path, f.name)) for f in layouts):
             # A reader must never meet shards of two sets under one name.
             token = secrets.token_hex(4)
-            layouts = lay_out(plan.tensors, file, max_shard_bytes=max_shard_bytes, token=token)
+            layouts = shards(file, token=token)
             for layout, (_, shard) in zip(layouts, staged, strict=True):
-                shard.path = os.path.join(path, layout.name)
+                shard.path = os.path.join(os.path.dirname(shard.path), layout.name)
             folder.add(index_name, seals=True, instead_of=index).write(index_text(layouts), 0)
         return _old_files(path)
 

@@ -44,7 +44,8 @@ def convert(
     the layout of the models here, ``[out, in]`` and cast, so that ``load(path, mode="map")`` is
     ready at once; only streamload reads them, so in a folder they are in ``local.safetensors``.
     Without a name table for the checkpoint's architecture, or where it holds names beyond the
-    table or no head, names stay as they are.
+    table or no head, names stay as they are. Tied weights are written once; those that the source
+    had under two names come back under two on the way over local names.
 
     Args:
         source: a checkpoint, as ``load`` takes it.
@@ -84,6 +85,7 @@ def convert(
             target,
             extras=extras,
             names=conversion.names,
+            metadata=conversion.metadata,
             max_shard_bytes=max_shard_bytes,
             progress=progress,
         )

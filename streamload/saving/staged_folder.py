@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from streamload.saving.atomic import StagedFile, check_space, notices_of, sync_folder, translated
 from streamload.saving.locks import locked
-from streamload.saving.workplace import Workplace, remove_leftovers
+from streamload.saving.workplace import Workplace, remove_leftovers, whole_path
 
 _TRIES = 100
 
@@ -52,13 +52,15 @@ class StagedFolder:
         self._made: list[str] = []
         self._workplaces: dict[str, Workplace] = {}
         parent, self._name = os.path.split(self.path)
-        self._parent = parent or os.curdir
-        self._is_new = not os.path.lexists(self.path)
-        for folder in (self._parent, self.path):
-            remove_leftovers(folder)
-        check_space(self.path, nbytes)
         with translated(self.path):
-            first = self._workplace(self._parent if self._is_new else self.path)
+            self._parent = whole_path(parent)
+        self._place = os.path.join(self._parent, self._name)
+        self._is_new = not os.path.lexists(self._place)
+        for folder in (self._parent, self._place):
+            remove_leftovers(folder)
+        check_space(self._place, nbytes, path=self.path)
+        with translated(self.path):
+            first = self._workplace(self._parent if self._is_new else self._place)
             if self._is_new:
                 first.make_folder(self._name)
         self._problems.append(first.problem)
@@ -93,7 +95,7 @@ class StagedFolder:
             seals: readers see the set once this file has its name.
             instead_of: one that was added before, which is dropped.
         """
-        path = os.path.join(self.path, name)
+        path = os.path.join(self._place, name)
         if instead_of is not None:
             instead_of.discard()
         with translated(path):
@@ -116,7 +118,7 @@ class StagedFolder:
         for file in self._files:
             file.finish()
         if not (self._is_new and self._appears()):
-            with locked(self.path) as problem:
+            with locked(self._place) as problem:
                 self._problems.append(problem)
                 self._replace()
         self._remove_workplaces()
@@ -125,9 +127,9 @@ class StagedFolder:
         """Give the new folder its name; False if another process has made it meanwhile."""
         with translated(self.path):
             try:
-                self._workplaces[self._parent].put_folder_in_place(self._name, self.path)
+                self._workplaces[self._parent].put_folder_in_place(self._name, self._place)
             except OSError:
-                if not os.path.isdir(self.path):
+                if not os.path.isdir(self._place):
                     raise
                 return False
         self._sealed = True
@@ -145,7 +147,7 @@ class StagedFolder:
             file.commit()
             self._sealed |= file is self._seal
         new = {file.path for file in self._files}
-        for path in (os.path.join(self.path, name) for name in old):
+        for path in (os.path.join(self._place, name) for name in old):
             if path not in new:
                 with translated(path), suppress(FileNotFoundError):
                     os.unlink(path)
@@ -153,7 +155,7 @@ class StagedFolder:
     def notices(self) -> list[str]:
         """What is to be said once it is in place."""
         gone = [file.path for file in self._files if not file.is_in_place()]
-        return notices_of(self._problems, [os.path.relpath(path, self.path) for path in gone])
+        return notices_of(self._problems, [os.path.relpath(path, self._place) for path in gone])
 
     def discard(self) -> None:
         """Remove everything that was written, and the folders that were made for it."""

@@ -32,6 +32,11 @@ def temporary_name(path: str) -> str:
     return os.path.join(folder, f"{_PREFIX}{secrets.token_hex(8)}-{kept}{_ENDING}")
 
 
+def whole_path(path: str) -> str:
+    """The path wherever the process is later."""
+    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+
+
 class Workplace:
     """A private folder for temporary files.
 
@@ -47,7 +52,7 @@ class Workplace:
     """
 
     def __init__(self, folder: str, name: str = "") -> None:
-        folder = os.path.join(os.getcwd(), folder)  # wherever the process is later
+        folder = whole_path(folder)
         self._number = self._lock = -1
         for _ in range(_TRIES):
             self.path = temporary_name(os.path.join(folder, name))

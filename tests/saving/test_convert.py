@@ -123,6 +123,41 @@ class TestTies:
         assert "lm_head.weight" not in load_file(tmp_path / "out.safetensors")
         assert any("'lm_head.weight' is tied" in notice for notice in report.notices)
 
+    @pytest.mark.parametrize("bound", [None, 60_000])
+    @pytest.mark.parametrize("dtype", [None, "bfloat16"])
+    def test_both_names_come_back(self, gpt2, tmp_path, bound, dtype):
+        """Also by way of a second conversion, whatever the number of files."""
+        source = self.tied(gpt2, tmp_path / "tied")
+        options = {"names": "local", "max_shard_bytes": bound}
+        streamload.convert(source, tmp_path / "local", dtype=dtype, **options)
+        streamload.convert(tmp_path / "local", tmp_path / "again", **options)
+        assert "lm_head.weight" not in stored(tmp_path / "again")
+        for local in ("local", "again"):
+            streamload.convert(tmp_path / local, tmp_path / "back", max_shard_bytes=bound)
+            before, back = stored(source), stored(tmp_path / "back")
+            assert {name for name in before if not name.endswith(".attn.bias")} == set(back)
+            wanted = getattr(torch, dtype or "float32")
+            assert all(torch.equal(t, before[name].to(wanted)) for name, t in back.items())
+        loaded = streamload.load(tmp_path / "back").model
+        assert loaded.lm_head.weight is loaded.tok_embed.weight
+
+    def test_one_name_comes_back_alone(self, gpt2, tmp_path):
+        streamload.convert(gpt2, tmp_path / "local", names="local")
+        streamload.convert(tmp_path / "local", tmp_path / "back")
+        assert "lm_head.weight" not in stored(tmp_path / "back")
+
+    @pytest.mark.parametrize("text", ["", "x", "lm_head.weight", "blocks.0.attn.qkv.weight [[[["])
+    def test_a_note_of_others_changes_no_values(self, gpt2, tmp_path, text):
+        streamload.convert(gpt2, tmp_path / "local", names="local")
+        path = tmp_path / "local" / "local.safetensors"
+        save_file(load_file(path), path, metadata={"format": "pt", "streamload_ties": text})
+        streamload.convert(tmp_path / "local", tmp_path / "back")
+        found, expected = stored(tmp_path / "back"), stored(gpt2)
+        head = found.pop("lm_head.weight", None)
+        assert (head is not None) is (text == "lm_head.weight")
+        assert head is None or torch.equal(head, expected["wte.weight"])
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
     @pytest.mark.parametrize("names", ["published", "local"])
     def test_a_lone_head_gets_the_embeddings_name(self, gpt2, tmp_path, names):
         source = self.tied(gpt2, tmp_path / "tied", only_head=True)
@@ -412,7 +447,9 @@ def test_every_family_there_and_back(tmp_path, name):
     streamload.convert(tmp_path / "local", tmp_path / "back", max_shard_bytes=100_000)
     streamload.convert(source, tmp_path / "half", dtype="bfloat16")
     back, half = stored(tmp_path / "back"), stored(tmp_path / "half")
-    assert back.keys() == half.keys()
+    # On the way back a tied head has both of its names again.
+    tied = stored(source).keys() & {"lm_head.weight"}
+    assert back.keys() == half.keys() | tied
     assert all(torch.equal(back[n], half[n]) for n in half)
 
 

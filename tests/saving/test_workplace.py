@@ -90,6 +90,22 @@ def test_files_and_folders_on_any_file_system(out, file_system):
     assert names(out / "set") == ["a", "deep"]
 
 
+def test_another_working_folder_meanwhile(out, tmp_path, monkeypatch):
+    """The place is where the path led when the writing began."""
+    monkeypatch.chdir(out)
+    (out / "there").mkdir()
+    file, new, there = StagedFile("x"), StagedFolder("new"), StagedFolder("there/")
+    monkeypatch.chdir(tmp_path)
+    for folder in (new, there):
+        folder.add(os.path.join("deep", "a"), seals=True).write(b"1", 0)
+        folder.commit()
+        assert folder.notices() == []
+    file.commit()
+    assert names(tmp_path) == ["out"]
+    assert names(out) == ["new", "there", "x"]
+    assert names(out / "new" / "deep") == names(out / "there" / "deep") == ["a"]
+
+
 def test_what_others_see_meanwhile_is_private(out):
     os.umask(umask := os.umask(0o022))
     file = StagedFile(str(out / "x"))
