@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from streamload.core.report import LoadReport
 
 
+_MOST_CHARS = 20_000
+
+
 def note_overwritten(error: BaseException, names: Sequence[str]) -> None:
     """Say in ``error`` which tensors had been overwritten in place before it was raised.
 
@@ -39,8 +42,20 @@ def note_overwritten(error: BaseException, names: Sequence[str]) -> None:
         error.add_note(text)
 
 
+def _cut(message: str) -> str:
+    if len(message) <= _MOST_CHARS:
+        return message
+    half = _MOST_CHARS // 2
+    left = len(message) - 2 * half
+    return f"{message[:half]} … ({left} characters) … {message[-half:]}"
+
+
 class StreamloadError(Exception):
-    """Base of all errors raised on purpose by streamload."""
+    """Base of all errors raised on purpose by streamload; the middle of a long message is cut."""
+
+    def __init__(self, *args: object) -> None:
+        message, *others = args or ("",)
+        super().__init__(_cut(str(message)), *others)
 
     def extend(self, text: str) -> None:
         self.args = (f"{self}; {text}", *self.args[1:])
@@ -87,7 +102,7 @@ class CheckpointError(_LocatedError):
         tensor: str | None = None,
         problems: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(printable(message), path=path, tensor=tensor)
+        super().__init__(printable(_cut(message)), path=path, tensor=tensor)
         self._listed = tuple(map(printable, problems))
 
     @property

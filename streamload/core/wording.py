@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 def printable(text: str | bytes | os.PathLike[str]) -> str:
     """Text that any stream can print: surrogates and control characters are escaped."""
     shown = os.fsdecode(text)
+    if shown.isprintable():
+        return shown
     shown = shown.encode("utf-8", "backslashreplace").decode("utf-8")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
 
@@ -57,5 +59,6 @@ def suggestion(name: str, known: Iterable[str], most: int = 1) -> str:
     """``; did you mean 'load'?``, or nothing if no known name is close."""
     import difflib
 
-    close = difflib.get_close_matches(name, list(known), n=most)
+    short = len(name) <= 256  # the comparison is quadratic
+    close = difflib.get_close_matches(name, list(known), n=most) if short else []
     return f"; did you mean {', '.join(map(repr, close))}?" if close else ""

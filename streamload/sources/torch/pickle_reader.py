@@ -2,7 +2,8 @@
 
 The opcodes are those of Python's ``pickletools`` for the binary protocols, as ``torch.save``
 writes them. There is no import, no attribute access and no call in here, whatever the file says;
-every size is bounded by the bytes that are really there.
+every size is bounded by the bytes that are really there, and so are all of them together: what a
+pickle builds, and the work that takes, may grow with the size of its file and no faster.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from streamload.sources.torch.denied_globals import is_denied
 from streamload.sources.torch.pickle_globals import is_known, rebuild, storage_of
 from streamload.sources.torch.pickle_records import (
+    MAX_NAME_CHARS,
     Global,
     Malformed,
     Placeholder,
@@ -27,7 +29,11 @@ from streamload.sources.torch.pickle_records import (
 
 # A tensor takes about 150 bytes and 40 opcodes: room for several hundred thousand tensors.
 MAX_PICKLE_BYTES = 64 << 20
-_MAX_OPCODES = 16_000_000
+# Steps of about 0.2 µs, and bytes of what is built; and how many more for each byte of the file.
+# A tensor takes about 100 and 3000, and 350 bytes of a zip file at the very least.
+_STEPS, _STEPS_PER_BYTE = 1_000_000, 0.15
+_BUILT_BYTES, _BUILT_PER_BYTE = 24 << 20, 8
+_MAX_GLOBAL_CHARS = 1000
 
 
 class Truncated(Malformed):
@@ -53,14 +59,16 @@ class Pickled:
     unknown: Collection[Global]
 
 
-def read_pickle(data: bytes, start: int = 0, *, legacy: bool = False) -> Pickled:
+def read_pickle(data: bytes, start: int = 0, *, file_bytes: int, legacy: bool = False) -> Pickled:
     """The object pickled at ``data[start:]``; ``legacy`` of the format before the zip one.
+
+    ``file_bytes`` is the size of the whole file, with the values: what may be built grows with it.
 
     Raises:
         Malformed: damaged (Truncated: too short), or it names what may not be read
             (RefusedGlobal).
     """
-    machine = _Machine(data, start, legacy)
+    machine = _Machine(data, start, file_bytes, legacy)
     try:
         result = machine.run()
     except (IndexError, KeyError) as error:
@@ -73,8 +81,10 @@ def read_pickle(data: bytes, start: int = 0, *, legacy: bool = False) -> Pickled
 
 
 class _Machine:
-    def __init__(self, data: bytes, start: int, legacy: bool) -> None:
+    def __init__(self, data: bytes, start: int, file_bytes: int, legacy: bool) -> None:
         self.legacy = legacy
+        self.steps = _STEPS + int(_STEPS_PER_BYTE * file_bytes)
+        self.built_bytes = _BUILT_BYTES + _BUILT_PER_BYTE * file_bytes
         self.data = data
         self.position = start
         self.stack: list[object] = []
@@ -99,11 +109,19 @@ class _Machine:
                 raise Malformed(f"the pickle opcode {opcode:#04x}, which torch.save does not write")
             action(self)
             count += 1
-            if count > _MAX_OPCODES:
-                raise Malformed(f"more than {_MAX_OPCODES} opcodes")
+            if count > self.steps:
+                raise Malformed("it takes more steps than a file of this size should need")
         raise Truncated("it ends early")
 
+    def spend(self, built_bytes: int, steps: int = 0) -> None:
+        """Count what an opcode has built, about, and the steps it took beside its own."""
+        self.steps -= steps
+        self.built_bytes -= built_bytes
+        if self.built_bytes < 0:
+            raise Malformed("it builds more objects than a file of this size should hold")
+
     def mark(self) -> None:
+        self.spend(88)
         self.marks.append(self.stack)
         self.stack = []
 
@@ -135,6 +153,9 @@ class _Machine:
     def push_global(self, module: object, name: object) -> None:
         if not isinstance(module, str) or not isinstance(name, str):
             raise Malformed("a global without a name")
+        if (length := len(module) + len(name)) > _MAX_GLOBAL_CHARS:
+            raise Malformed(f"it names {shown(Global(module, name))}, of {length} characters")
+        self.spend(200, 10)
         # Protocol 2 writes the module names of Python 2.
         found = Global("builtins" if module == "__builtin__" else module, name)
         if is_known(found):
@@ -159,9 +180,13 @@ class _Machine:
             return
         if not isinstance(target, dict) or len(values) % 2:
             raise Malformed("items for something that is no dictionary")
+        self.spend(50 * len(values), len(values))
         for key, value in zip(values[::2], values[1::2], strict=True):
             if not is_key(key):
-                raise Malformed("a dictionary key that is neither text nor a number")
+                raise Malformed(
+                    "a dictionary key that is neither text nor a number, or longer than "
+                    f"{MAX_NAME_CHARS} characters"
+                )
             target[key] = value
 
     def build(self) -> None:
@@ -180,6 +205,7 @@ class _Machine:
                 raise Malformed("a module without a class")
             self.stack.append(pid[1])
             return
+        self.spend(300, 30)
         ref = storage_of(pid, legacy=self.legacy)
         first = self.storages.setdefault(ref.key, ref)
         if (first.dtype, first.numel) != (ref.dtype, ref.numel):
@@ -187,6 +213,7 @@ class _Machine:
         self.stack.append(ref)
 
     def call(self) -> None:
+        self.spend(400, 40)
         args = self.stack.pop()
         record = rebuild(self.stack[-1], args)
         if isinstance(record, TensorRef):
@@ -202,23 +229,47 @@ def _push(value: object) -> Action:
 
 
 def _int(count: int, *, signed: bool = False) -> Action:
-    return lambda m: m.stack.append(int.from_bytes(m.take(count), "little", signed=signed))
+    def action(m: _Machine) -> None:
+        m.spend(40)
+        m.stack.append(int.from_bytes(m.take(count), "little", signed=signed))
+
+    return action
 
 
 def _long(count: int) -> Action:
-    return lambda m: m.stack.append(int.from_bytes(m.take(m.number(count)), "little", signed=True))
+    def action(m: _Machine) -> None:
+        data = m.take(m.number(count))
+        m.spend(40 + 2 * len(data))
+        m.stack.append(int.from_bytes(data, "little", signed=True))
+
+    return action
 
 
 def _text(count: int) -> Action:
-    return lambda m: m.stack.append(m.take(m.number(count)).decode("utf-8", "surrogatepass"))
+    def action(m: _Machine) -> None:
+        data = m.take(m.number(count))
+        # Text with one character outside of the first plane takes four bytes for each.
+        m.spend(72 + len(data) * (1 if data.isascii() else 4))
+        m.stack.append(data.decode("utf-8", "surrogatepass"))
+
+    return action
 
 
 def _bytes(count: int) -> Action:
-    return lambda m: m.stack.append(m.take(m.number(count)))
+    def action(m: _Machine) -> None:
+        data = m.take(m.number(count))
+        m.spend(56 + len(data))
+        m.stack.append(data)
+
+    return action
 
 
 def _put(count: int) -> Action:
-    return lambda m: m.memo.__setitem__(m.number(count), m.stack[-1])
+    def action(m: _Machine) -> None:
+        m.spend(110)
+        m.memo[m.number(count)] = m.stack[-1]
+
+    return action
 
 
 def _get(count: int) -> Action:
@@ -229,15 +280,37 @@ def _tuple(count: int) -> Action:
     def action(m: _Machine) -> None:
         if len(m.stack) < count:
             raise Malformed("an opcode finds nothing on the stack")
+        m.spend(56 + 8 * count)
         m.stack[-count:] = [tuple(m.stack[-count:])]
 
     return action
 
 
+def _tuple_from_mark(m: _Machine) -> None:
+    values = m.items()
+    m.spend(64 + 8 * len(values))
+    m.push(tuple(values))
+
+
 def _dict_from_mark(m: _Machine) -> None:
     values = m.items()
-    m.stack.append({})
+    _new_dict(m)
     m.update(values)
+
+
+def _new_dict(m: _Machine) -> None:
+    m.spend(88)
+    m.stack.append({})
+
+
+def _new_list(m: _Machine) -> None:
+    m.spend(80)
+    m.stack.append([])
+
+
+def _memoize(m: _Machine) -> None:
+    m.spend(110)
+    m.memo[len(m.memo)] = m.stack[-1]
 
 
 def _set_item(m: _Machine) -> None:
@@ -260,8 +333,10 @@ def _new_object(m: _Machine) -> None:
     named, args = m.stack.pop(), m.stack.pop()
     if not isinstance(args, tuple) or not isinstance(m.stack[-1], Placeholder):
         raise Malformed("named arguments of something that takes none")
-    m.push((*args, named))
+    m.push(args)
     m.call()
+    if isinstance(m.stack[-1], Placeholder):  # not copied into one tuple, which may be long
+        m.stack[-1].parts.append(named)
 
 
 def _old_object(m: _Machine, *, named: bool) -> None:
@@ -298,18 +373,18 @@ _ACTIONS: dict[int, Action] = {
     ord("b"): _Machine.build,
     ord("c"): lambda m: m.push_global(m.line(), m.line()),
     ord("d"): _dict_from_mark,
-    ord("}"): lambda m: m.stack.append({}),
+    ord("}"): _new_dict,
     ord("e"): lambda m: m.extend(m.items()),
     ord("h"): _get(1),
     ord("i"): lambda m: _old_object(m, named=True),
     ord("j"): _get(4),
     ord("l"): lambda m: m.push(m.items()),
-    ord("]"): lambda m: m.stack.append([]),
+    ord("]"): _new_list,
     ord("o"): lambda m: _old_object(m, named=False),
     ord("q"): _put(1),
     ord("r"): _put(4),
     ord("s"): _set_item,
-    ord("t"): lambda m: m.push(tuple(m.items())),
+    ord("t"): _tuple_from_mark,
     ord(")"): _push(()),
     ord("u"): lambda m: m.update(m.items()),
     ord("G"): lambda m: m.stack.append(struct.unpack(">d", m.take(8))[0]),
@@ -327,12 +402,12 @@ _ACTIONS: dict[int, Action] = {
     0x8C: _text(1),
     0x8D: _text(8),
     0x8E: _bytes(8),
-    0x8F: lambda m: m.stack.append([]),  # EMPTY_SET: a list will do
+    0x8F: _new_list,  # EMPTY_SET: a list will do
     0x90: lambda m: m.extend(m.items()),  # ADDITEMS
     0x91: lambda m: m.push(m.items()),  # FROZENSET
     0x92: _new_object,
     0x93: _stack_global,
-    0x94: lambda m: m.memo.__setitem__(len(m.memo), m.stack[-1]),
+    0x94: _memoize,
     0x95: _frame,
     0x96: _bytes(8),  # BYTEARRAY8
 }
