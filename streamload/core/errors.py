@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from streamload.core.wording import listed, printable
+from streamload.core.wording import listed, printable, printable_lines
 
 if TYPE_CHECKING:
     from streamload.core.report import LoadReport
@@ -51,14 +51,18 @@ def _cut(message: str) -> str:
 
 
 class StreamloadError(Exception):
-    """Base of all errors raised on purpose by streamload; the middle of a long message is cut."""
+    """Base of all errors raised on purpose by streamload.
+
+    A message can be printed anywhere: the middle of a long one is cut, control characters are
+    escaped.
+    """
 
     def __init__(self, *args: object) -> None:
         message, *others = args or ("",)
-        super().__init__(_cut(str(message)), *others)
+        super().__init__(printable_lines(_cut(str(message))), *others)
 
     def extend(self, text: str) -> None:
-        self.args = (f"{self}; {text}", *self.args[1:])
+        self.args = (f"{self}; {printable_lines(text)}", *self.args[1:])
 
 
 class _LocatedError(StreamloadError):
