@@ -56,9 +56,9 @@ def folder(tmp_path_factory):
     (made / "config.json").write_text(json.dumps({**GPT2_CONFIG, "note": EVIL}))
     (made / "generation_config.json").write_text(json.dumps({"penalty_alpha": EVIL}))
     tokenizer = json.loads(tokenizer_json(400, end_token=399))
-    swapped = {token: at for token, at in tokenizer["model"]["vocab"].items() if at >= 13}
-    tokenizer["model"]["vocab"] = {f"{EVIL}{at}": at for at in range(13)} | swapped
-    tokenizer["decoder"] = None
+    vocabulary = {"a": 0, **{f"{EVIL}{at}": at for at in range(1, 13)}}
+    tokenizer |= {"added_tokens": [], "pre_tokenizer": None, "decoder": None}
+    tokenizer["model"] = {"type": "BPE", "vocab": vocabulary, "merges": []}
     (made / "tokenizer.json").write_text(json.dumps(tokenizer))
     return made
 
@@ -109,7 +109,7 @@ def commands(folder, parent):
         ("load", here, "--dtype", EVIL),
         ("load", here, "--trace", f"{EVIL}.txt"),
         ("generate", here, *lenient, "--tokens", "1,2", "--max-new-tokens", "3"),
-        ("generate", here, *lenient, "--prompt", "\u00c0", "--sampling-defaults"),
+        ("generate", here, *lenient, "--prompt", "a", "--sampling-defaults"),
         ("generate", here, "--tokens", EVIL),
         ("convert", here, str(parent / f"out{FILE}")),
         ("convert", here, str(parent / f"out{FILE}.safetensors"), "--names", "local"),
@@ -191,10 +191,10 @@ def test_no_name_is_a_command_to_the_terminal(shown, folder, other):
     assert found is None, shown[max(found.start() - 200, 0) : found.end() + 60]
 
 
-@pytest.mark.parametrize("command", ["inspect", "plan", "load", "verify"])
+@pytest.mark.parametrize("command", ["inspect", "plan", "load", "generate", "verify"])
 def test_every_command_was_really_shown_them(shown, command):
-    parts = shown.split("===== ")
-    assert any(WORD in part for part in parts if part.startswith(f"['{command}']"))
+    parts = [part for part in shown.split("===== ") if part.startswith(f"['{command}']")]
+    assert any(WORD in part and "exit 0" in part for part in parts)
 
 
 def test_the_progress_bar_shows_names_as_text(capfd, monkeypatch):
