@@ -12,6 +12,7 @@ from bench import checkpoints
 from bench.compare import compare, write_lines
 from bench.job import find_peers
 from bench.report import tables
+from streamload.cli.render.tables import say
 from streamload.core.options import usable_cpus
 from streamload.measuring.peers import Peer
 
@@ -73,13 +74,13 @@ def compare_command(
     lines, stem = _run("compare", measured, tables.report)
     if plot:
         for picture in _plots().save_all(lines, stem):
-            click.echo(f"Picture: {picture}")
+            say(f"Picture: {picture}")
     if html:
         _plots()
         from bench.report import page
 
         page.write(lines, html)
-        click.echo(f"Page: {html}")
+        say(f"Page: {html}")
 
 
 @main.command("generate")
@@ -141,13 +142,13 @@ def scale_command(
         picture = f"{stem}-{kind}.png"
         with open(picture, "wb") as file:
             file.write(_plots().scale(scale.series(lines, kind), across))
-        click.echo(f"Picture: {picture}")
+        say(f"Picture: {picture}")
 
 
 def _checkpoint(model: str, path: str | None) -> str:
     if path is not None:
         return path
-    click.echo(f"checkpoint: {model}", err=True)
+    say(f"checkpoint: {model}", err=True)
     try:
         return checkpoints.checkpoint(model)
     except ValueError as error:
@@ -165,12 +166,12 @@ def _run(
     name = f"{command}-{time.strftime('%Y%m%d-%H%M%S')}"
     stem = os.path.join(checkpoints.results_dir(), name)
     lines = write_lines(measured, f"{stem}.jsonl")
-    click.echo(f"{report(lines)}\nRaw figures: {stem}.jsonl")
+    say(f"{report(lines)}\nRaw figures: {stem}.jsonl")
     return lines, stem
 
 
 def _tell(text: str) -> None:
-    click.echo(text, err=True)
+    say(text, err=True)
 
 
 def _peers(names: str, folders: tuple[str, ...]) -> list[Peer]:

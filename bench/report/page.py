@@ -7,6 +7,7 @@ from typing import Any
 
 from bench.report import plots, tables
 from bench.report.rows import rows_of, warnings_of
+from streamload.core.wording import printable
 
 _STYLE = """
 :root { color-scheme: light dark; }
@@ -37,6 +38,11 @@ _METHOD = (
 )
 
 
+def _text(text: str) -> str:
+    """Text that is neither markup nor turns the direction of writing, whatever it holds."""
+    return escape(printable(text))
+
+
 def write(lines: Sequence[dict[str, Any]], path: str) -> None:
     with open(path, "w", encoding="utf-8") as file:
         file.write(render(lines))
@@ -45,8 +51,8 @@ def write(lines: Sequence[dict[str, Any]], path: str) -> None:
 def render(lines: Sequence[dict[str, Any]]) -> str:
     head = lines[0]
     title = f"Loading {head['path']} to {head['dtype'] or 'its stored dtype'}"
-    notes = "".join(f'<p class="note">{escape(text)}</p>' for text in warnings_of(lines))
-    method = "".join(f"<li>{escape(text)}</li>" for text in _METHOD)
+    notes = "".join(f'<p class="note">{_text(text)}</p>' for text in warnings_of(lines))
+    method = "".join(f"<li>{_text(text)}</li>" for text in _METHOD)
     pictures = ""
     if any(row.median for row in rows_of(lines)):
         pictures = _picture(
@@ -55,8 +61,8 @@ def render(lines: Sequence[dict[str, Any]]) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{escape(title)}</h1><p>{escape(tables.setting(head))}</p>{notes}{pictures}"
+        f"<title>{_text(title)}</title><style>{_STYLE}</style></head><body>"
+        f"<h1>{_text(title)}</h1><p>{_text(tables.setting(head))}</p>{notes}{pictures}"
         f'<div class="wide">{_table(lines)}</div>'
         f"<h2>How it was measured</h2><ul>{method}</ul></body></html>\n"
     )
@@ -65,21 +71,21 @@ def render(lines: Sequence[dict[str, Any]]) -> str:
 def _picture(png: bytes, words: str) -> str:
     data = base64.b64encode(png).decode("ascii")
     return (
-        f'<figure><img alt="{escape(words)}" src="data:image/png;base64,{data}">'
-        f"<figcaption>{escape(words)}</figcaption></figure>"
+        f'<figure><img alt="{_text(words)}" src="data:image/png;base64,{data}">'
+        f"<figcaption>{_text(words)}</figcaption></figure>"
     )
 
 
 def _table(lines: Sequence[dict[str, Any]]) -> str:
     head = "".join(
-        f'<th{_kind(place)} scope="col">{escape(name)}</th>'
+        f'<th{_kind(place)} scope="col">{_text(name)}</th>'
         for place, name in enumerate(tables.COLUMNS)
     )
     body = ""
     for row in rows_of(lines):
         bad = row.median is None or row.values not in ("right", "none kept")
         cells = "".join(
-            f"<td{_kind(place)}>{escape(cell)}</td>" for place, cell in enumerate(tables.cells(row))
+            f"<td{_kind(place)}>{_text(cell)}</td>" for place, cell in enumerate(tables.cells(row))
         )
         body += f"<tr{' class=bad' if bad else ''}>{cells}</tr>"
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

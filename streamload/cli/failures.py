@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from streamload.cli.render.tables import say
 from streamload.core.errors import MemoryBudgetError, PlanError, StreamloadError
 from streamload.core.wording import printable
 
@@ -111,7 +112,9 @@ def failures_as_one_line(meta: Mapping[str, Any]) -> Iterator[None]:
     """
     try:
         yield
-    except _CLICKS_OWN:
+    except _CLICKS_OWN as error:
+        if isinstance(error, click.ClickException) and error.message:
+            vars(error)["message"] = printable(error.message)
         raise
     except BrokenPipeError:
         _leave_stdout_alone()
@@ -121,10 +124,10 @@ def failures_as_one_line(meta: Mapping[str, Any]) -> Iterator[None]:
         if code is None:
             raise
         if meta.get("streamload.traceback"):
-            traceback.print_exc()
+            say(traceback.format_exc(), err=True, end="")
         if meta.get("streamload.as_json"):
-            click.echo(json.dumps(failure_as_dict(error)))
-        click.echo(f"streamload: error: {one_line(error)}", err=True)
+            say(json.dumps(failure_as_dict(error)))
+        say(f"streamload: error: {one_line(error)}", err=True)
         raise SystemExit(code) from None
 
 

@@ -68,6 +68,13 @@ class LazyGroup(click.Group):
         with failures_as_one_line({}):
             return super().main(args, *rest, **extra)
 
+    def make_context(
+        self, info_name: str | None, args: list[str], *rest: Any, **extra: Any
+    ) -> click.Context:
+        """Arguments of the group itself."""
+        with failures_as_one_line({}):
+            return super().make_context(info_name, args, *rest, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; a failure is one line, with ``--json`` also an object on stdout."""
         with failures_as_one_line(ctx.meta):

@@ -20,10 +20,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from streamload.core.wording import listed, printable
+from streamload.core.wording import listed, printable, printable_lines
 
 if TYPE_CHECKING:
     from streamload.core.report import LoadReport
+
+
+_MOST_CHARS = 20_000
 
 
 def note_overwritten(error: BaseException, names: Sequence[str]) -> None:
@@ -39,11 +42,27 @@ def note_overwritten(error: BaseException, names: Sequence[str]) -> None:
         error.add_note(text)
 
 
+def _cut(message: str) -> str:
+    if len(message) <= _MOST_CHARS:
+        return message
+    half = _MOST_CHARS // 2
+    left = len(message) - 2 * half
+    return f"{message[:half]} … ({left} characters) … {message[-half:]}"
+
+
 class StreamloadError(Exception):
-    """Base of all errors raised on purpose by streamload."""
+    """Base of all errors raised on purpose by streamload.
+
+    A message can be printed anywhere: the middle of a long one is cut, control characters are
+    escaped.
+    """
+
+    def __init__(self, *args: object) -> None:
+        message, *others = args or ("",)
+        super().__init__(printable_lines(_cut(str(message))), *others)
 
     def extend(self, text: str) -> None:
-        self.args = (f"{self}; {text}", *self.args[1:])
+        self.args = (f"{self}; {printable_lines(text)}", *self.args[1:])
 
 
 class _LocatedError(StreamloadError):
@@ -87,7 +106,7 @@ class CheckpointError(_LocatedError):
         tensor: str | None = None,
         problems: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(printable(message), path=path, tensor=tensor)
+        super().__init__(printable(_cut(message)), path=path, tensor=tensor)
         self._listed = tuple(map(printable, problems))
 
     @property

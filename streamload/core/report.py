@@ -153,7 +153,7 @@ class LoadReport:
                 f"peak over the start: {format_bytes(self.memory.peak_rss_bytes)} resident, "
                 f"{format_bytes(self.memory.peak_anonymous_bytes)} anonymous"
             )
-        return "\n".join(lines)
+        return "\n".join(map(printable, lines))
 
     def finding_lines(self, most: int | None = None) -> list[str]:
         """What does not fit, the first ``most`` of each kind; what is ignored, tied, noticed."""
@@ -164,7 +164,8 @@ class LoadReport:
         if self.ignored:
             lines.append(f"ignored: {len(self.ignored)} stored tensors the model does not load")
         lines += [f"tied: {' = '.join(group)}" for group in self.tied]
-        return lines + [f"notice: {notice}" for notice in self.notices]
+        lines += [f"notice: {notice}" for notice in self.notices]
+        return list(map(printable, lines))
 
     def _moved(self) -> str:
         """Which bytes went where, and how fast."""
@@ -211,4 +212,5 @@ class ExportReport:
         return {"ok": True, **as_json(self), "path": printable(self.path)}
 
     def to_text(self) -> str:
-        return "\n".join([self.summary(), *(f"notice: {n}" for n in self.notices)])
+        lines = [self.summary(), *(f"notice: {n}" for n in self.notices)]
+        return "\n".join(map(printable, lines))

@@ -7,10 +7,23 @@ from collections.abc import Iterable, Sequence
 
 
 def printable(text: str | bytes | os.PathLike[str]) -> str:
-    """Text that any stream can print: surrogates and control characters are escaped."""
+    """Text that any stream can print on one line: surrogates and control characters are escaped,
+    those that turn the direction of writing (Unicode's bidirectional ones) included.
+    """
     shown = os.fsdecode(text)
+    if shown.isprintable():
+        return shown
     shown = shown.encode("utf-8", "backslashreplace").decode("utf-8")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
+
+
+def printable_lines(text: str, *, kept: str = "") -> str:
+    """As ``printable``, but line breaks and the characters ``kept`` stay."""
+    lines = text.split("\n")
+    for at, line in enumerate(lines):
+        if not line.isprintable():
+            lines[at] = "".join(c if c in kept else printable(c) for c in line)
+    return "\n".join(lines)
 
 
 def format_bytes(count: int) -> str:
@@ -62,5 +75,6 @@ def suggestion(name: str, known: Iterable[str], most: int = 1) -> str:
     """``; did you mean 'load'?``, or nothing if no known name is close."""
     import difflib
 
-    close = difflib.get_close_matches(name, list(known), n=most)
+    short = len(name) <= 256  # the comparison is quadratic
+    close = difflib.get_close_matches(name, list(known), n=most) if short else []
     return f"; did you mean {', '.join(map(repr, close))}?" if close else ""

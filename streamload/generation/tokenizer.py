@@ -1,9 +1,20 @@
-"""Text to token ids and back, through the ``tokenizers`` package (extra ``text``)."""
+"""Text to token ids and back, through the ``tokenizers`` package (extra ``text``).
+
+The package runs in a process of its own, which has so much time and memory as its file gives cause
+for: see ``tokenizer_child``.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
+import subprocess
+import sys
+import threading
+import weakref
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError, MissingExtraError
@@ -14,34 +25,114 @@ _CONTEXT_TOKENS = 8  # how a token decodes can depend on those before it (a lead
 _WINDOW_TOKENS = 64
 # Tokenizers of other kinds: SentencePiece's, Mistral's, tiktoken's.
 _UNREAD = ("tokenizer.model", "tokenizer.model.v3", "spiece.model", "tekken.json", "qwen.tiktoken")
+# The largest published ones have 35 MB; they take about 70 ns and 12 bytes of memory for each byte.
+_MAX_BYTES = 200_000_000
+_LOAD_S, _LOAD_S_PER_BYTE = 0.8, 200e-9
+_BUILT_BYTES, _BUILT_PER_BYTE = 64 << 20, 20
+# A text of one character takes microseconds, a long one less than 2 µs for each.
+_TEXT_S, _TEXT_S_PER_ITEM = 0.4, 20e-6
+_CHILD = (
+    "import sys; sys.path[:] = {path!r}\n"
+    "from streamload.generation.tokenizer_child import serve; serve()"
+)
 
 
 class Tokenizer:
     """A checkpoint's tokenizer.
 
+    Args:
+        files: a ``tokenizer.json``, or a vocabulary and its merges.
+
     Attributes:
-        path: the file it was read from.
+        path: the (first) file it was read from.
         vocab_size: number of tokens, added ones included.
+
+    Raises:
+        CheckpointError: the files are no tokenizer, or take more time or memory than files of
+            their size should; so do ``encode`` and ``decode`` with a text.
     """
 
-    def __init__(self, backend: Any, path: str) -> None:
-        self._backend = backend
-        self.path = path
-        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+    def __init__(self, files: Sequence[str]) -> None:
+        self.path = files[0]
+        size = sum(map(os.path.getsize, files))
+        if size > _MAX_BYTES:
+            raise CheckpointError(f"has {size} bytes, expected at most {_MAX_BYTES}", path=files[0])
+        self._lock = threading.Lock()
+        self._child = subprocess.Popen(
+            [sys.executable, "-I", "-c", _CHILD.format(path=sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+        )
+        weakref.finalize(self, _end, self._child)
+        what = "a tokenizer" if len(files) == 1 else "a vocabulary with merges"
+        self.vocab_size: int = self._ask(
+            f"not {what}: ",
+            do="load",
+            files=[os.path.abspath(file) for file in files],
+            cpu_s=_LOAD_S + _LOAD_S_PER_BYTE * size,
+            built_bytes=_BUILT_BYTES + _BUILT_PER_BYTE * size,
+        )
 
     def encode(self, text: str) -> list[int]:
         """The text's token ids, with the special tokens the tokenizer itself adds."""
         # Lone surrogates (from an argument that is not UTF-8) have no encoding.
         clean = text.encode("utf-8", "replace").decode("utf-8")
-        return [int(token) for token in self._backend.encode(clean).ids]
+        cpu_s = _TEXT_S + _TEXT_S_PER_ITEM * len(clean)
+        ids: list[int] = self._ask("cannot encode a text: ", do="encode", what=clean, cpu_s=cpu_s)
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids, without special tokens and unknown ids."""
-        return str(self._backend.decode(list(ids), skip_special_tokens=True))
+        cpu_s = _TEXT_S + _TEXT_S_PER_ITEM * len(ids)
+        text: str = self._ask("cannot decode: ", do="decode", what=list(ids), cpu_s=cpu_s)
+        return text
 
     def stream(self, context: Iterable[int] = ()) -> TextStream:
         """Decode what follows the tokens of ``context``, token by token."""
         return TextStream(self, context)
+
+    def _ask(self, fault: str, *, cpu_s: float, **request: object) -> Any:
+        child, timer = self._child, None
+        assert child.stdin is not None
+        assert child.stdout is not None
+        with self._lock:
+            if os.name == "nt":  # no timers of processor time there
+                timer = threading.Timer(10 * cpu_s, child.kill)
+                timer.start()
+            try:
+                child.stdin.write(json.dumps({**request, "cpu_s": cpu_s}).encode() + b"\n")
+                child.stdin.flush()
+                line = child.stdout.readline()
+            except BrokenPipeError:
+                line = b""
+            except BaseException:
+                child.kill()  # its answer would be taken for the next one's
+                raise
+            finally:
+                if timer is not None:
+                    timer.cancel()
+        if not line.endswith(b"\n"):
+            child.kill()
+            raise CheckpointError(
+                f"{fault}it takes more time or memory than a file of its size should (a regular "
+                "expression in it may have no end)",
+                path=self.path,
+            )
+        reply = json.loads(line)
+        if "error" in reply:
+            raise CheckpointError(f"{fault}{reply['error']}", path=self.path)
+        return reply["answer"]
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    for pipe in (child.stdin, child.stdout):
+        assert pipe is not None
+        with suppress(OSError):  # what it has not read
+            pipe.close()
+    child.wait()
 
 
 class TextStream:
@@ -81,26 +172,16 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
         CheckpointNotFoundError: the folder has none of these files.
         CheckpointError: a file is damaged.
     """
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise MissingExtraError("tokenizers", extra="text", purpose="a text prompt") from error
+    if not _is_installed():
+        raise MissingExtraError("tokenizers", extra="text", purpose="a text prompt")
     folder = os.fspath(folder)
     path, vocab, merges = (
         os.path.join(folder, name) for name in ("tokenizer.json", "vocab.json", "merges.txt")
     )
-    what = "a tokenizer"
-    try:
-        if os.path.isfile(path):
-            with open(path, "rb") as file:
-                return Tokenizer(tokenizers.Tokenizer.from_buffer(file.read()), path)
-        if os.path.isfile(vocab) and os.path.isfile(merges):
-            path, what = vocab, "a vocabulary with merges"
-            return Tokenizer(_from_pair(tokenizers, vocab, merges), path)
-    except OSError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"not {what}: {error}", path=path) from error
+    if os.path.isfile(path):
+        return Tokenizer([path])
+    if os.path.isfile(vocab) and os.path.isfile(merges):
+        return Tokenizer([vocab, merges])
     others = [name for name in _UNREAD if os.path.isfile(os.path.join(folder, name))]
     if others:
         raise CheckpointNotFoundError(
@@ -116,11 +197,8 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     )
 
 
-def _from_pair(tokenizers: Any, vocab: str, merges: str) -> Any:
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(vocab, merges))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    end = "<|endoftext|>"
-    if backend.token_to_id(end) is not None:
-        backend.add_special_tokens([end])
-    return backend
+def _is_installed() -> bool:
+    try:
+        return importlib.util.find_spec("tokenizers") is not None
+    except ValueError:  # forbidden, as tests do
+        return False

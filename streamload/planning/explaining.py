@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 from streamload.core import wording
 from streamload.core.findings import Finding
@@ -18,6 +19,8 @@ from streamload.planning.placing import PlanBuilder
 # Comparing every name with every other is quadratic: only the first few get a suggestion.
 _SUGGESTED = 5
 _COMPARED = 2000
+_LONGEST = 256
+_CUTS = 16
 _SCALE = re.compile("scale|absmax|amax", re.IGNORECASE)
 
 
@@ -88,7 +91,10 @@ def _why_nothing(
 
 def _with_hints(names: Sequence[str], others: Sequence[str]) -> str:
     shown = list(map(repr, names))
+    others = [name for name in others if len(name) <= _LONGEST]
     for at, name in enumerate(names[:_SUGGESTED] if len(others) <= _COMPARED else ()):
+        if len(name) > _LONGEST:
+            continue
         close = difflib.get_close_matches(name, others, n=1, cutoff=0.8)
         shown[at] += f" (close to {close[0]!r})" if close else ""
     return wording.listed(shown, more=", … and {left} more")
@@ -110,8 +116,8 @@ def scale_notices(unused: Iterable[str], stored: Mapping[str, TensorSpec]) -> It
         if spec.dtype.startswith(("F8", "F6", "F4")) and not _SCALE.search(_leaf(name)):
             weights.setdefault(name.rpartition(".")[0], []).append(spec)
     for scale in scales:
-        starts = [scale[:at] for at in range(len(scale) - 1, 0, -1) if scale[at] in "._"]
-        owner = next((names[start] for start in starts if start in names), None)
+        cuts = islice((at for at in range(len(scale) - 1, 0, -1) if scale[at] in "._"), _CUTS)
+        owner = next((names[scale[:at]] for at in cuts if scale[:at] in names), None)
         beside = weights.get(scale.rpartition(".")[0], ())
         for weight in beside if owner is None else [owner]:
             if weight in weights.get(weight.name.rpartition(".")[0], ()):

@@ -12,6 +12,7 @@ from streamload.sources.folders import refuse_missing
 from streamload.sources.small_files import read_json
 
 _MAX_INDEX_BYTES = 200_000_000
+_MAX_SHARDS = 10_000
 
 
 def read_index(path: str) -> dict[str, str]:
@@ -30,8 +31,15 @@ def read_index(path: str) -> dict[str, str]:
             raise CheckpointError("the index has no weight_map (tensor name to file name)")
         if not found:
             raise CheckpointError("the index's weight_map is empty")
+        # Each file name once: thousands of tensors have the same.
+        texts = {value for value in found.values() if isinstance(value, str)}
+        if len(texts) > _MAX_SHARDS:
+            raise CheckpointError(f"names {len(texts)} files; the limit is {_MAX_SHARDS}")
+        faults = {value: fault for value in texts if (fault := _fault(value))}
         refuse(
-            f"tensor {name!r}: {fault}" for name, value in found.items() if (fault := _fault(value))
+            f"tensor {name!r}: {faults[value] if isinstance(value, str) else _fault(value)}"
+            for name, value in found.items()
+            if not isinstance(value, str) or value in faults
         )
     return found
 

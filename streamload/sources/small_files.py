@@ -11,8 +11,14 @@ from streamload.core.errors import CheckpointError
 from streamload.sources.files import OpenFile
 
 _MAX_BYTES = 16 << 20
+# What a reader makes of JSON: bytes for each container, pair and value, about; and how many
+# there may be, with how many more for each byte of text. Published headers and indexes make 4 to
+# 13 of a byte.
+_CONTAINER_BYTES, _PAIR_BYTES, _VALUE_BYTES = 90, 200, 45
+_BUILT_BYTES, _BUILT_PER_BYTE = 32 << 20, 14
 _MAX_DEPTH = 128
 """How deep arrays and objects may nest: what the reference's reader of headers takes."""
+_MAX_SHOWN = 200
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _NO_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
 
@@ -50,7 +56,8 @@ def read_object(path: str) -> dict[str, Any]:
 
 
 def loads_strictly(text: bytes) -> Any:
-    """JSON as the standard has it: UTF-8, no key twice, no NaN, and not nested too deep.
+    """JSON as the standard has it: UTF-8, no key twice, no NaN; not nested too deep, nor of so many
+    values that a small text stands for a large object.
 
     How deep the interpreter's own reader goes differs by its version, and code behind it, which
     walks what was read, would go less deep than some.
@@ -60,6 +67,13 @@ def loads_strictly(text: bytes) -> Any:
     """
     if _is_deeper(text, _MAX_DEPTH):
         raise ValueError(f"nested more than {_MAX_DEPTH} levels deep")
+    built = (
+        _CONTAINER_BYTES * (text.count(b"[") + text.count(b"{"))
+        + _PAIR_BYTES * text.count(b":")
+        + _VALUE_BYTES * text.count(b",")
+    )
+    if built > _BUILT_BYTES + _BUILT_PER_BYTE * len(text):
+        raise ValueError("it holds more values than text of its size should")
     return json.loads(
         text.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_no_constant
     )
@@ -83,7 +97,8 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique = dict(pairs)
     if len(unique) != len(pairs):
         counts = Counter(key for key, _ in pairs)
-        raise ValueError(f"duplicate key {next(k for k, n in counts.items() if n > 1)!r}")
+        twice = next(key for key, count in counts.items() if count > 1)
+        raise ValueError(f"duplicate key {twice[:_MAX_SHOWN]!r}")
     return unique
 
 

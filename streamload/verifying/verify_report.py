@@ -131,7 +131,7 @@ class VerifyReport:
         lines += [f"notice: {notice}" for notice in self.notices]
         if self.against is not None and self.ok:
             lines.append("no difference")
-        return "\n".join(lines)
+        return "\n".join(map(printable, lines))
 
     def _found_lines(self) -> list[str]:
         odd = [f"{v.name!r}: {v.nan} NaN, {v.inf} infinite" for v in self.non_finite]

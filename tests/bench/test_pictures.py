@@ -127,6 +127,51 @@ BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-c
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
+EVIL = (
+    "</title></td><script>document.title='EVIL'</script>"
+    "<img src=x onerror=\"document.title='EVIL'\">"
+    "<b title='\"><svg/onload=document.title='EVIL'>\u202e\x1b[31m\x00"
+)
+
+
+def hostile() -> list[dict[str, Any]]:
+    """Every text of a measurement is markup."""
+    machine = {**HEAD["machine"], "cpu": EVIL, "filesystem": EVIL, "commit": EVIL}
+    head = {**HEAD, "path": EVIL, "dtype": EVIL, "machine": machine, "versions": {EVIL: EVIL}}
+    loads = [line(EVIL, s, peer=EVIL, values=f"wrong: {EVIL}") for s in (0.4, 0.42)]
+    failed = {**LINES[-1], "label": EVIL, "peer": EVIL, "reason": EVIL}
+    return [head, line("floor: read + cast", 0.3), *loads, failed]
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")
+def test_names_are_never_markup() -> None:
+    text = page.render(hostile())
+    assert "EVIL" in text
+    reader = Reader()
+    reader.feed(text)
+    assert not re.search(r"<(script|svg|b)\b|[\u202e\x00\x1b]", text)
+    tags = {tag for tag, _ in re.findall(r"<(\w+)([^>]*)>", text)}
+    plain = {tag for tag, _ in re.findall(r"<(\w+)([^>]*)>", page.render(LINES))}
+    assert tags <= plain
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser that runs without a screen")
+@pytest.mark.filterwarnings("ignore:Glyph")
+def test_names_do_nothing_in_a_browser(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    page.write(hostile(), str(path))
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu"]
+    command += [f"--user-data-dir={tmp_path}", "--virtual-time-budget=5000", "--dump-dom"]
+    run = subprocess.run(
+        [str(word) for word in [*command, path.as_uri()]],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    title = re.search(r"<title>(.*?)</title>", run.stdout, re.DOTALL)
+    assert title is not None
+    assert title[1].startswith("Loading &lt;/title&gt;")
+    assert not re.search(r"<(script|svg)\b", run.stdout)
+
+
 @pytest.mark.skipif(BROWSER is None, reason="no browser that runs without a screen")
 def test_page_opens_in_a_browser(tmp_path: Path) -> None:
     path = tmp_path / "page.html"

@@ -18,12 +18,23 @@ import streamload
 from tests.fuzz.reference import by_pickle
 from tests.fuzz.seeds import tensors_of, torch_objects
 
-__all__ = ["LIMIT_BYTES", "LIMIT_S", "Verdict", "judged"]
+__all__ = ["LIMIT_S", "Verdict", "at_most", "judged", "limit_bytes", "limit_s"]
 
 LIMIT_S = 0.5
 LIMIT_BYTES = 64 << 20
+_S_PER_BYTE, _BYTES_PER_BYTE = 50e-9, 20
 # The references allocate what the file asks for; the machine must not suffer for it.
 _REFERENCE_BYTES = 256 << 20
+
+
+def limit_s(size: int) -> float:
+    """How long the answer to a file of ``size`` bytes may take, in seconds of processor time."""
+    return LIMIT_S + _S_PER_BYTE * size
+
+
+def limit_bytes(size: int) -> int:
+    """How much memory it may take."""
+    return LIMIT_BYTES + _BYTES_PER_BYTE * size
 
 
 @dataclass(frozen=True)
@@ -49,11 +60,12 @@ class Verdict:
 
 def judged(path: str, kind: str, *, mode: str = "stream") -> Verdict:
     """Read ``path`` both ways; ``kind`` names the reference: safetensors, index, or torch."""
+    size = os.path.getsize(path)
     start_s = time.process_time()
     found: Mapping[str, torch.Tensor] | None = None
     text = ""
     try:
-        with at_most(LIMIT_BYTES):
+        with at_most(limit_bytes(size)):
             found = streamload.load_state_dict(path, mode=mode, workers=1)  # type: ignore[arg-type]
     except streamload.StreamloadError as error:
         text = str(error)
@@ -63,7 +75,7 @@ def judged(path: str, kind: str, *, mode: str = "stream") -> Verdict:
             raise
         return Verdict("foreign error", f"{type(error).__name__}: {error}"[:500], 0.0)
     elapsed_s = time.process_time() - start_s
-    if elapsed_s > LIMIT_S:
+    if elapsed_s > limit_s(size):
         return Verdict("slow", f"{elapsed_s:.2f} s; {text}", elapsed_s)
     with at_most(_REFERENCE_BYTES):
         expected = _REFERENCES[kind](path)

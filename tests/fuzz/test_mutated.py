@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 
 import streamload
 from tests.fuzz import seeds
+from tests.fuzz.bombs import BOMBS
 from tests.fuzz.judge import LIMIT_S, judged
 from tests.fuzz.run import KINDS, makers
 from tests.reliability import record
@@ -61,6 +62,22 @@ def test_every_file_gives_exact_values_or_our_error(runs):
         assert counts["same"] > 50
         assert counts["both refuse"] > 50
         record(f"mutated files: {kind}", sum(counts.values()))
+
+
+@pytest.fixture(scope="module")
+def bombs() -> dict[str, dict[str, object]]:
+    """In a process of its own, whose memory is held to the limit of each file."""
+    command = [sys.executable, "-m", "tests.fuzz.bombs"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert found.returncode == 0, found.stderr[-2000:]
+    return json.loads(found.stdout)
+
+
+@pytest.mark.parametrize("title", BOMBS)
+def test_a_small_file_never_stands_for_a_large_one(bombs, title):
+    found = bombs[title]
+    assert not found["said"].startswith("foreign"), found
+    assert found["elapsed_s"] < found["limit_s"], found
 
 
 def test_none_takes_long(runs):

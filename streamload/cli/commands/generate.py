@@ -142,7 +142,7 @@ class _Printer:
 
     def show(self, text: str) -> None:
         if text and not self._quiet:
-            click.echo(text, nl=False)
+            say(text, end="")
 
     def _extend(self, piece: str) -> None:
         self.text = (self.text or "") + piece

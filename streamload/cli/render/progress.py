@@ -6,6 +6,9 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
+from streamload.core.wording import printable
+
+_MOST_CHARS = 200
 Progress = Callable[[int, int, str], None]
 
 
@@ -33,6 +36,7 @@ def progress_bar(title: str) -> Iterator[Progress | None]:
         task = bar.add_task(title, total=None, tensor="")
 
         def show(done_bytes: int, total_bytes: int, tensor: str) -> None:
-            bar.update(task, completed=done_bytes, total=total_bytes, tensor=tensor)
+            name = printable(tensor[:_MOST_CHARS])
+            bar.update(task, completed=done_bytes, total=total_bytes, tensor=name)
 
         yield show

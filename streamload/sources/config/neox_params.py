@@ -10,10 +10,11 @@ import os
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from streamload.core.errors import CheckpointError, MissingExtraError, naming, refuse
+from streamload.core.errors import CheckpointError, naming, refuse
 from streamload.core.specs import TensorSpec
 from streamload.core.wording import printable
-from streamload.sources.small_files import read_object, read_small
+from streamload.sources.config.yml import read_settings
+from streamload.sources.small_files import read_object
 
 Config: TypeAlias = dict[str, Any]
 
@@ -159,33 +160,16 @@ def _from_yml(place: str, shapes: Config) -> tuple[Config, tuple[str, ...]] | No
 
 
 def _merge(paths: list[str]) -> dict[str, object]:
-    """All settings of the files, with underscores; two files may not say different things."""
+    """What the files say, with underscores; two files may not say different things."""
     found: dict[str, tuple[object, str]] = {}
     for path in paths:
-        for key, value in _parse_yml(path).items():
-            name = key.replace("-", "_")
+        for name, value in read_settings(path, _RELEVANT).items():
             first, origin = found.setdefault(name, (value, path))
-            if name in _RELEVANT and value != first:
+            if value != first:
                 raise CheckpointError(
                     f"says {name} {value!r}, but {printable(origin)} says {first!r}", path=path
                 )
     return {name: value for name, (value, _) in found.items()}
-
-
-def _parse_yml(path: str) -> Mapping[str, object]:
-    try:
-        import yaml
-    except ImportError as error:
-        raise MissingExtraError(
-            "PyYAML", extra="neox", purpose=f"reading {printable(path)}"
-        ) from error
-    try:
-        content = yaml.safe_load(read_small(path).decode("utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"is not YAML: {error}", path=path) from error
-    if not isinstance(content, dict):
-        return {}
-    return {key: value for key, value in content.items() if isinstance(key, str)}
 
 
 def _check_form(values: Mapping[str, object]) -> None:

@@ -24,6 +24,7 @@ _U64 = 1 << 64
 _I64 = 1 << 63
 _MAX_DEPTH = 124
 _MAX_NUMBER = 1.7976931348623157e308
+_MAX_NAME_CHARS = 16_384
 _ENTRY_BYTES = 64  # about what one tensor takes in a header
 
 
@@ -133,6 +134,8 @@ def _entries(header: dict[str, Any], file: OpenFile, data_start: int) -> list[_E
 
 def _entry_fault(name: str, info: Any, data_bytes: int) -> str | None:
     """What is wrong with one entry by itself, or None."""
+    if len(name) > _MAX_NAME_CHARS:
+        return f"the name has {len(name)} characters; the limit is {_MAX_NAME_CHARS}"
     if not name.isascii() and not is_encodable(name):
         return "the name is not valid Unicode"
     if type(info) is not dict:

@@ -37,7 +37,7 @@ def read_legacy(file: OpenFile) -> tuple[Pickled, dict[str, Region]]:
     while True:
         data = file.read(0, min(window, file.size_bytes))
         try:
-            root, keys = _read_pickles(data)
+            root, keys = _read_pickles(data, file.size_bytes)
             break
         except Truncated:
             if window >= min(file.size_bytes, MAX_PICKLE_BYTES):
@@ -46,18 +46,20 @@ def read_legacy(file: OpenFile) -> tuple[Pickled, dict[str, Region]]:
     return root, _find_storages(file, root, keys)
 
 
-def _read_pickles(data: bytes) -> tuple[Pickled, Pickled]:
-    version = read_pickle(data, read_pickle(data).end)
+def _read_pickles(data: bytes, size: int) -> tuple[Pickled, Pickled]:
+    magic = read_pickle(data, file_bytes=size)
+    version = read_pickle(data, magic.end, file_bytes=size)
     if version.value != _PROTOCOL_VERSION:
         raise Malformed(f"protocol version {shown(version.value)}, expected {_PROTOCOL_VERSION}")
-    machine = read_pickle(data, version.end)
-    root = read_pickle(data, machine.end, legacy=True)
-    return root, read_pickle(data, root.end)
+    machine = read_pickle(data, version.end, file_bytes=size)
+    root = read_pickle(data, machine.end, file_bytes=size, legacy=True)
+    return root, read_pickle(data, root.end, file_bytes=size)
 
 
 def _find_storages(file: OpenFile, root: Pickled, keys: Pickled) -> dict[str, Region]:
     names = keys.value if isinstance(keys.value, list) else []
-    if not all(isinstance(name, str) for name in names) or set(names) != set(root.storages):
+    named = {name for name in names if isinstance(name, str)}
+    if len(named) != len(names) or named != set(root.storages):
         raise Malformed("the list of storages does not fit the tensors")
     regions: dict[str, Region] = {}
     position = keys.end

@@ -75,7 +75,7 @@ def storage_of(pid: object, *, legacy: bool = False) -> StorageRef:
     if not isinstance(kind, Global) or kind.module not in _STORAGE_MODULES:
         raise Malformed("a storage without a storage type")
     dtype = _STORAGE_DTYPES.get(kind.name)
-    if dtype is None or not isinstance(key, str) or not _is_size(numel):
+    if dtype is None or not _is_name(key) or not _is_size(numel):
         raise Malformed("a storage record of the wrong form")
     start = 0
     view = pid[5] if legacy else None
@@ -114,6 +114,10 @@ def rebuild(name: object, args: object) -> object:
     if builder is None:
         raise Malformed(f"a call of {name}")
     return builder(args)
+
+
+def _is_name(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and is_key(value)
 
 
 def _is_size(value: object) -> TypeGuard[int]:

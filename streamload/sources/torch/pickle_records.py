@@ -8,6 +8,11 @@ from streamload.core.dtypes import BY_TORCH_NAME
 from streamload.core.specs import Shape
 
 _MAX_SHOWN = 200
+# Of names and keys. Published names have less than 300 characters.
+MAX_NAME_CHARS = 16_384
+# Integers of so many bits hash to themselves, or nearly: those of a file's choice, if they are
+# long, can all have one hash, and a table of them takes a time that grows with its square.
+_MAX_KEY_BITS = 64
 
 
 class Malformed(Exception):  # noqa: N818  # never leaves the sources: translated with the path
@@ -105,20 +110,26 @@ def holds_tensor(value: object) -> bool:
 
 
 def is_key(value: object) -> bool:
-    """True for what may be a dictionary key here: hashing it cannot run or recurse far."""
+    """True for what may be a dictionary key here: hashing and comparing it is quick."""
     if isinstance(value, tuple):
         return len(value) < 16 and all(_is_scalar(part) for part in value)
     return _is_scalar(value)
 
 
 def _is_scalar(value: object) -> bool:
-    return value is None or isinstance(value, str | int | float | bytes | Global | Placeholder)
+    if isinstance(value, str | bytes):
+        return len(value) <= MAX_NAME_CHARS
+    if isinstance(value, int):
+        return value.bit_length() <= _MAX_KEY_BITS
+    return value is None or isinstance(value, float | Global | Placeholder)
 
 
 def shown(value: object) -> str:
     """A key or another small value for a message: short, whatever the file holds."""
-    if isinstance(value, int) and abs(value) >= 1 << 64:
+    if isinstance(value, int) and value.bit_length() > _MAX_KEY_BITS:
         return "a huge number"
+    if isinstance(value, str | bytes):
+        value = value[: _MAX_SHOWN + 1]
     if not _is_scalar(value):
         return f"a {type(value).__name__}"
     if isinstance(value, Placeholder):

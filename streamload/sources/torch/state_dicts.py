@@ -9,6 +9,7 @@ from typing import TypeAlias
 from streamload.core.errors import CheckpointError
 from streamload.core.wording import listed
 from streamload.sources.torch.pickle_records import (
+    MAX_NAME_CHARS,
     Placeholder,
     TensorRef,
     UnusableTensor,
@@ -29,18 +30,24 @@ _TRAINING_STATE = re.compile(
     r"|(lr_)?schedulers?(_state_dict)?|optim(_\w+)?|\w*optimizers?\w*|rng_states?"
 )
 _MAX_DEPTH = 16
-_MAX_ENTRIES = 2_000_000
+# Entries that are walked, and characters of dotted names; and how many more for each byte of the
+# file. The same dictionary may stand in many places, and again in those.
+_ENTRIES, _ENTRIES_PER_BYTE = 200_000, 1 / 20
+_TENSORS, _TENSORS_PER_BYTE = 5_000, 1 / 400
+_NAME_CHARS, _NAME_CHARS_PER_BYTE = 4 << 20, 2
 _SHOWN = 8
 _SAVE = "Save plain tensors by themselves: torch.save(model.state_dict(), ...)"
 Found: TypeAlias = dict[str, TensorRef | UnusableTensor]
 
 
-def find_weights(root: object, prefix: str | None = None) -> tuple[dict[str, TensorRef], list[str]]:
+def find_weights(
+    root: object, prefix: str | None = None, *, file_bytes: int
+) -> tuple[dict[str, TensorRef], list[str]]:
     """The one state dict in ``root``, nested dictionaries flattened with dots; and notices.
 
     The tensors stand in the file's order. ``optimizer``, ``ema`` and their like are not taken
     unless ``prefix`` begins with their key, which then stays in the names; what is left out is
-    told.
+    told. The walk is bounded by ``file_bytes``, the size of the whole file.
 
     Raises:
         CheckpointError: no dictionary of names, two state dicts that differ, names that collide,
@@ -53,7 +60,8 @@ def find_weights(root: object, prefix: str | None = None) -> tuple[dict[str, Ten
         )
     if not isinstance(root, dict):
         raise CheckpointError(f"holds {_describe(root)}, expected a dictionary of names to tensors")
-    found, left_out, notices = _choose(root, (prefix or "").split("."), _Collector())
+    collector = _Collector(file_bytes)
+    found, left_out, notices = _choose(root, (prefix or "").split("."), collector)
     if problems := tuple(
         f"tensor {name!r} is {value.kind}"
         for name, value in found.items()
@@ -156,11 +164,14 @@ def _wrappers(
 
 
 class _Collector:
-    """Walks dictionaries of one file; a walk is bounded in depth and in entries."""
+    """Walks dictionaries of one file; all walks together are bounded."""
 
-    def __init__(self) -> None:
+    def __init__(self, file_bytes: int) -> None:
         self.others: list[object] = []
-        self._left = _MAX_ENTRIES
+        self._entries = _ENTRIES + int(_ENTRIES_PER_BYTE * file_bytes)
+        self._tensors = _TENSORS + int(_TENSORS_PER_BYTE * file_bytes)
+        self._chars = _NAME_CHARS + _NAME_CHARS_PER_BYTE * file_bytes
+        self._empty: set[int] = set()
 
     def flatten(self, tree: object) -> Found:
         """All tensors under ``tree`` by dotted name; what is no tensor goes to ``others``."""
@@ -178,18 +189,42 @@ class _Collector:
                     raise CheckpointError(
                         f"a tensor stands under the key {shown(key)}, which is no name"
                     )
-                if prefix + key in found:
-                    raise CheckpointError("two nested entries have this name", tensor=prefix + key)
-                found[prefix + key] = value
-            elif isinstance(value, Placeholder) and holds_tensor(value):
-                name = prefix + key if isinstance(key, str) else shown(key)
+                name = self._joined(prefix, key)
+                if name in found:
+                    raise CheckpointError("two nested entries have this name", tensor=name)
+                found[name] = value
+                if len(found) > self._tensors:
+                    raise CheckpointError(
+                        f"holds more than {self._tensors} tensors, which is more than a file of "
+                        "its size should"
+                    )
+            elif isinstance(value, Placeholder) and self._holds_tensor(value):
+                name = self._joined(prefix, key) if isinstance(key, str) else shown(key)
                 found[name] = UnusableTensor(f"inside a whole object of {shown(value)}")
             elif isinstance(value, dict) and value and isinstance(key, str):
-                self._walk(value, f"{prefix}{key}.", depth + 1, found)
+                self._walk(value, f"{self._joined(prefix, key)}.", depth + 1, found)
             elif self.has_tensor(value, depth + 1):
                 raise CheckpointError(f"tensors stand under the key {shown(key)}, which is no name")
             elif not (isinstance(value, dict) and depth):
-                self.others.append(prefix + key if isinstance(key, str) else key)
+                self.others.append(self._joined(prefix, key) if isinstance(key, str) else key)
+
+    def _joined(self, prefix: str, key: str) -> str:
+        self._chars -= len(prefix) + len(key)
+        if len(prefix) + len(key) > MAX_NAME_CHARS or self._chars < 0:
+            raise CheckpointError(
+                f"holds a name of more than {MAX_NAME_CHARS} characters, or more names than a "
+                "file of its size should"
+            )
+        return prefix + key
+
+    def _holds_tensor(self, value: Placeholder) -> bool:
+        """Looked through once, however often it stands somewhere."""
+        if id(value) in self._empty:
+            return False
+        found = holds_tensor(value)
+        if not found:
+            self._empty.add(id(value))
+        return found
 
     def has_tensor(self, tree: object, depth: int = 0) -> bool:
         """True if a tensor is somewhere in the nested dictionaries of ``tree``."""
@@ -199,10 +234,11 @@ class _Collector:
         return any(self.has_tensor(value, depth + 1) for value in tree.values())
 
     def _spend(self, depth: int, entries: int) -> None:
-        self._left -= 1 + entries
-        if depth > _MAX_DEPTH or self._left < 0:
+        self._entries -= 1 + entries
+        if depth > _MAX_DEPTH or self._entries < 0:
             raise CheckpointError(
-                f"its dictionaries are nested more than {_MAX_DEPTH} deep, or without end"
+                f"its dictionaries are nested more than {_MAX_DEPTH} deep, or without end, or the "
+                "same ones again and again"
             )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from streamload.core.errors import CheckpointError, naming
 from streamload.core.specs import Catalog, Extent
-from streamload.core.wording import listed, printable
+from streamload.core.wording import format_bytes, listed, plural, printable
 from streamload.sources.block_source import BlockSource, join_files, read_each
 from streamload.sources.files import OpenFile
 from streamload.sources.recognise import SNIFFED_BYTES, describe_start
@@ -35,12 +35,18 @@ from streamload.sources.torch.stored_tensors import (
     read_values,
 )
 from streamload.sources.torch.zip_archive import Archive, read_archive
+from streamload.system.gc_pause import without_collections
 
 if TYPE_CHECKING:
     import torch
 
 # caffe2/serialize/versions.h: what torch reads, and where it is noted.
 _LAST_VERSION = 10
+# What is unpacked of a compressed file beside its weights, and how much more for each byte of it.
+_UNPACKED_BYTES, _UNPACKED_PER_BYTE = 8 << 20, 4
+# What its tensors may take, of which some can lie over each other, or be expanded, or packed.
+_VALUES_BYTES, _VALUES_PER_BYTE = 32 << 20, 16
+_BYTES_PER_OBJECT = 16
 _VERSION_RECORDS = (b".data/version", b"version")
 
 
@@ -117,7 +123,8 @@ def read_torch_file(file: OpenFile, prefix: str | None = None) -> TorchFile:
         CheckpointError: not a torch file, cut or damaged, holds something that is not read, or
             no state dict can be made out.
     """
-    with naming(file.path):
+    many = min(file.size_bytes, MAX_PICKLE_BYTES) // _BYTES_PER_OBJECT
+    with naming(file.path), without_collections(many):
         try:
             return _read(file, prefix)
         except RefusedGlobal as error:
@@ -136,7 +143,7 @@ def _read(file: OpenFile, prefix: str | None) -> TorchFile:
     if not legacy and not start.startswith(b"PK\3\4"):
         raise CheckpointError(_what_else(start))
     pickled, regions, big_endian = (*read_legacy(file), False) if legacy else _read_zip(file)
-    weights, notices = find_weights(pickled.value, prefix)
+    weights, notices = find_weights(pickled.value, prefix, file_bytes=file.size_bytes)
     if pickled.unknown:
         notices.append(
             f"objects beside the weights are not rebuilt (nothing that a file names is imported or "
@@ -146,6 +153,7 @@ def _read(file: OpenFile, prefix: str | None) -> TorchFile:
         name: place(name, record, regions, path=file.path, big_endian=big_endian)
         for name, record in weights.items()
     }
+    _check_values(tensors, file.size_bytes)
     # Contradictions beside the weights are refused too: a file that holds one is damaged.
     used = set(map(id, weights.values()))
     for record in pickled.tensors:
@@ -166,6 +174,18 @@ def _read(file: OpenFile, prefix: str | None) -> TorchFile:
     return TorchFile(file, tensors, named, checksums)
 
 
+def _check_values(tensors: Mapping[str, StoredTensor], file_bytes: int) -> None:
+    """Refuse a small file of which a load would make a huge model."""
+    values = sum(stored.spec.nbytes for stored in tensors.values())
+    values += sum(stored.deflated.nbytes for stored in tensors.values() if stored.deflated)
+    if values > _VALUES_BYTES + _VALUES_PER_BYTE * file_bytes:
+        raise CheckpointError(
+            f"its {plural(len(tensors), 'tensor')} would take {format_bytes(values)}, but the file "
+            f"has {format_bytes(file_bytes)}: they are expanded, lie over each other many times, "
+            "or are packed; save them as contiguous tensors, each once"
+        )
+
+
 def _read_zip(file: OpenFile) -> tuple[Pickled, Mapping[str, Region], bool]:
     archive = read_archive(file)
     folder = _torch_folder(archive)
@@ -175,12 +195,15 @@ def _read_zip(file: OpenFile) -> tuple[Pickled, Mapping[str, Region], bool]:
     mark = b"little" if order is None else archive.read(order, max_bytes=16)
     if mark not in (b"little", b"big"):
         raise CheckpointError(f"has the unknown byte order {mark!r}")
-    data = archive.read(archive.records[folder + b"data.pkl"], max_bytes=MAX_PICKLE_BYTES)
-    pickled = read_pickle(data)
+    unpacked = _UNPACKED_BYTES + _UNPACKED_PER_BYTE * file.size_bytes
+    most = min(MAX_PICKLE_BYTES, unpacked)
+    data = archive.read(archive.records[folder + b"data.pkl"], max_bytes=most)
+    pickled = read_pickle(data, file_bytes=file.size_bytes)
     _check_version(archive, folder)
     for other in archive.records.values():
         if other.compressed and not other.name.startswith(folder + b"data"):
-            archive.read(other, max_bytes=MAX_PICKLE_BYTES)  # refused if it cannot be unpacked
+            archive.read(other, max_bytes=unpacked)  # refused if it cannot be unpacked
+            unpacked -= other.nbytes
     regions: dict[str, Region] = {}
     for key in pickled.storages:
         record = archive.records.get(folder + b"data/" + key.encode("utf-8", "surrogatepass"))

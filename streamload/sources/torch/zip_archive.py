@@ -22,6 +22,8 @@ _CENTRAL = struct.Struct("<4sHHHHHHIIIHHHHHII")
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")
 _MAX_COMMENT_BYTES = 0xFFFF
 _MAX_DIRECTORY_BYTES = 256 << 20
+# torch.save takes at least 300 bytes for a record, its entry and what the pickle says of it.
+_RECORDS, _BYTES_PER_RECORD = 20_000, 200
 _ENCRYPTED = 0x1
 # Flags of writers of plain records: sizes behind the data, and names in UTF-8.
 _PLAIN_FLAGS = 0x808 | _ENCRYPTED
@@ -153,6 +155,8 @@ def _find_directory(file: OpenFile) -> tuple[int, int, int]:
             count, size, start = fields[7], fields[8], fields[9]
     if start + size > end or count * _CENTRAL.size > size:
         raise _damaged(f"its directory of {size} bytes at byte {start} does not fit the file")
+    if count > _RECORDS + file.size_bytes // _BYTES_PER_RECORD:
+        raise _damaged(f"its directory has {count} entries, too many for a file of its size")
     if size > _MAX_DIRECTORY_BYTES:
         raise _damaged(f"its directory has {size} bytes; the limit is {_MAX_DIRECTORY_BYTES}")
     return count, size, start
@@ -183,8 +187,8 @@ def _read_entry(data: bytes, position: int) -> tuple[Record, int]:
             f"an entry of its zip directory is compressed by method {method}; only files as "
             "torch.save writes them, or deflated, can be read"
         )
-    if nbytes > packed * _MAX_RATIO + 64:
-        raise _damaged("an entry of its directory claims more bytes than it can hold")
+    if nbytes > packed * _MAX_RATIO + 64 or packed > nbytes + (nbytes >> 6) + 64:
+        raise _damaged("an entry of its directory claims more bytes than it can hold, or fewer")
     if flags & ~(_PLAIN_FLAGS | (_LEVEL_FLAGS if method else 0)) or fields[13]:
         raise _damaged("an entry of its directory is of a kind that torch does not write")
     record = Record(
