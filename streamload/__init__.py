@@ -32,21 +32,25 @@ if TYPE_CHECKING:
     )
     from streamload.loading.iterating import iter_tensors as iter_tensors
     from streamload.loading.transformers_load import load_transformers as load_transformers
+    from streamload.mapping.chaining import Chain as Chain
     from streamload.mapping.combining import (
-        Chain as Chain,
         Concat as Concat,
         HeadSplit as HeadSplit,
         Mean as Mean,
         Split as Split,
+        Stack as Stack,
         Sum as Sum,
+        Unstack as Unstack,
     )
     from streamload.mapping.tables.registry import mapping_for as mapping_for
     from streamload.mapping.rules import NameMap as NameMap, Rule as Rule
     from streamload.mapping.transforms import (
+        Flatten as Flatten,
         Identity as Identity,
         Interleaved as Interleaved,
         Permute as Permute,
         Transpose as Transpose,
+        Unflatten as Unflatten,
     )
     from streamload.module.empty_weights import empty_weights as empty_weights
     from streamload.planning.records import Plan as Plan
@@ -70,10 +74,11 @@ _HOMES = {
     "loading.calls": "Loaded load load_into load_state_dict plan",
     "loading.iterating": "iter_tensors",
     "loading.transformers_load": "load_transformers",
-    "mapping.combining": "Chain Concat HeadSplit Mean Split Sum",
+    "mapping.chaining": "Chain",
+    "mapping.combining": "Concat HeadSplit Mean Split Stack Sum Unstack",
     "mapping.tables.registry": "mapping_for",
     "mapping.rules": "NameMap Rule",
-    "mapping.transforms": "Identity Interleaved Permute Transpose",
+    "mapping.transforms": "Flatten Identity Interleaved Permute Transpose Unflatten",
     "module.empty_weights": "empty_weights",
     "planning.records": "Plan",
     "saving.converting": "convert",

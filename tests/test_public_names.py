@@ -9,11 +9,12 @@ import streamload
 
 NAMES = [
     "Chain", "CheckpointError", "CheckpointNotFoundError", "Concat", "DownloadError",
-    "ExportReport", "HeadSplit", "Identity", "Interleaved", "LoadOptions", "LoadReport", "Loaded",
-    "Mean", "MemoryBudgetError", "MemorySource", "MissingExtraError", "NameMap", "Permute", "Plan",
-    "PlanError", "ReadError", "Rule", "Source", "Split", "StreamloadError", "Sum", "Transpose",
-    "WriteError", "convert", "empty_weights", "export", "generate", "iter_tensors", "load",
-    "load_into", "load_state_dict", "load_transformers", "mapping_for", "open_checkpoint", "plan",
+    "ExportReport", "Flatten", "HeadSplit", "Identity", "Interleaved", "LoadOptions",
+    "LoadReport", "Loaded", "Mean", "MemoryBudgetError", "MemorySource", "MissingExtraError",
+    "NameMap", "Permute", "Plan", "PlanError", "ReadError", "Rule", "Source", "Split", "Stack",
+    "StreamloadError", "Sum", "Transpose", "Unflatten", "Unstack", "WriteError", "convert",
+    "empty_weights", "export", "generate", "iter_tensors", "load", "load_into",
+    "load_state_dict", "load_transformers", "mapping_for", "open_checkpoint", "plan",
 ]  # fmt: skip
 
 # Parameter names in order; those behind "*" are keyword-only.

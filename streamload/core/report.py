@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from streamload.core.specs import Shape
-from streamload.core.wording import format_bytes, plural, printable, section
+from streamload.core.wording import format_bytes, joined, plural, printable, section
 
 _SHOWN = 12
 
@@ -183,7 +183,7 @@ def _ledger_line(entry: LoadedTensor) -> str:
     cast = (
         entry.dtype if entry.dtype == entry.stored_dtype else f"{entry.stored_dtype}→{entry.dtype}"
     )
-    return f"{' + '.join(entry.sources)} → {entry.name} {list(entry.shape)} {cast}{how}"
+    return f"{joined(entry.sources)} → {entry.name} {list(entry.shape)} {cast}{how}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,12 @@ def is_dense(shape: Shape, strides: Shape) -> bool:
     return True
 
 
+def is_row_major(shape: Shape, strides: Shape) -> bool:
+    """True if the strides are contiguous; those of dimensions of size 1 do not matter."""
+    pairs = zip(shape, strides, contiguous_strides(shape), strict=True)
+    return all(size == 1 or found == wanted for size, found, wanted in pairs)
+
+
 def numel(shape: Shape) -> int:
     """Number of elements; 1 for a scalar."""
     return math.prod(shape)

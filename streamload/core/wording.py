@@ -42,6 +42,11 @@ def listed(
     return shown + more.format(left=left, total=len(items)) if left > 0 else shown
 
 
+def joined(names: Iterable[str]) -> str:
+    """The sources of a tensor: all of a few, the first of many experts."""
+    return listed(names, 4, separator=" + ", more=" + … ({total} in all)")
+
+
 def section(title: str, rows: Sequence[str], most: int | None = None) -> list[str]:
     """Lines: the title with the count, then a row each, the first ``most``; none without rows."""
     if not rows:

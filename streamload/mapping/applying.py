@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 from streamload.core.specs import Shape, contiguous_strides, numel
+from streamload.mapping.chaining import alike
 from streamload.mapping.layout import Layout, LayoutError
 from streamload.mapping.transforms import Transform
 
@@ -39,6 +41,34 @@ def apply(
         _check_bounds(layout, ends)
         _check_cover(layout, len(shapes) if transform.reduces else 1)
     return layouts
+
+
+@lru_cache(maxsize=1024)
+def _stored_shapes(transform: Transform, targets: tuple[Shape, ...]) -> tuple[Shape, ...]:
+    return tuple(transform.source_shapes(targets))
+
+
+def unfit_parts(
+    transform: Transform, shapes: Sequence[Shape], targets: Sequence[Shape]
+) -> list[tuple[int, Shape]]:
+    """Which of several sources do not fit, and what they should be, where the transform knows."""
+    try:
+        expected = _stored_shapes(transform, tuple(targets))
+    except LayoutError:
+        return []
+    if len(expected) != len(shapes):
+        return []
+    pairs = zip(shapes, expected, strict=True)
+    return [(at, wanted) for at, (shape, wanted) in enumerate(pairs) if shape != wanted]
+
+
+def odd_parts(transform: Transform, shapes: Sequence[Shape]) -> list[tuple[int, Shape]]:
+    """Which of several stacked sources are not as most of them, and how these are."""
+    found: list[tuple[int, Shape]] = []
+    for run in alike(transform, len(shapes)):
+        ((usual, _),) = Counter(shapes[at] for at in run).most_common(1)
+        found += [(at, usual) for at in run if shapes[at] != usual]
+    return found
 
 
 def _reach(shape: Shape, strides: Shape) -> int:

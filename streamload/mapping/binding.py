@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TypeAlias
 
 from streamload.core.specs import TensorSpec
+from streamload.core.wording import listed
+from streamload.mapping.chaining import ByExpert
 from streamload.mapping.common import KNOWN_BUFFERS, KNOWN_RENAMES, layer_of
+from streamload.mapping.layout import LayoutError
 from streamload.mapping.rules import KNOWN_WRAPPERS, NameMap, Rule, strip_wrappers
+from streamload.mapping.templates import Template
 from streamload.mapping.transforms import UNSTATED, Transform
 
 Mapper: TypeAlias = "NameMap | Mapping[str, str] | Callable[[str], str | None]"
@@ -22,6 +27,7 @@ class Assignment:
     Attributes:
         absent: the rule's sources that were not found.
         by_rank: the sources are partitions of one tensor: one that is absent is damage.
+        beyond: of stacked experts, the names that one more would have.
     """
 
     sources: tuple[str, ...]
@@ -30,6 +36,7 @@ class Assignment:
     layer: int | None = None
     absent: tuple[str, ...] = ()
     by_rank: bool = False
+    beyond: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +106,11 @@ def _bind_function(
     return Binding(tuple(assignments), tuple(ignored), tuple(unexpected))
 
 
+# Which source of a rule, and its number of partition or expert → names that are there.
 _Group: TypeAlias = "dict[tuple[int, int], list[str]]"
+
+_MOST_EXPERTS = 10_000
+_MOST_ABSENT = 100
 
 
 def bind_table(name_map: NameMap, stored: Mapping[str, TensorSpec]) -> Binding:
@@ -107,7 +118,7 @@ def bind_table(name_map: NameMap, stored: Mapping[str, TensorSpec]) -> Binding:
     ignored: list[str] = []
     unexpected: list[str] = []
     problems: list[str] = []
-    groups: dict[tuple[int, int | None], _Group] = {}
+    groups: dict[tuple[int, int | None, int | None], _Group] = {}
     rules: dict[int, Rule] = {id(rule): rule for rule in name_map.rules}
     for name, spec in stored.items():
         matches = name_map.find(name, len(spec.shape))
@@ -120,39 +131,109 @@ def bind_table(name_map: NameMap, stored: Mapping[str, TensorSpec]) -> Binding:
             ignored.append(name)
         else:
             rule, at, values = matches[0]
-            group = groups.setdefault((id(rule), values.get("layer")), {})
-            group.setdefault((at, values.get("rank", 0)), []).append(name)
-    ranks = sorted({rank for group in groups.values() for _, rank in group}) or [0]
-    assignments = [
-        assignment
-        for (rule_id, layer), group in groups.items()
-        for assignment in _assignments(rules[rule_id], layer, group, ranks)
-    ]
+            expert, number = values.get("expert"), values.get("rank", 0)
+            if rule.stacks:
+                expert, number = None, expert or 0
+            group = groups.setdefault((id(rule), values.get("layer"), expert), {})
+            group.setdefault((at, number), []).append(name)
+    ranks = sorted({n for (i, *_), g in groups.items() if rules[i].by_rank for _, n in g}) or [0]
+    experts = _experts_there_are(rules, groups)
+    assignments: list[Assignment] = []
+    for (rule_id, layer, expert), group in groups.items():
+        rule = rules[rule_id]
+        numbers = range(experts[_home(rule), layer]) if rule.stacks else ranks
+        found = _assignments(rule, layer, expert, group, numbers)
+        if rule.unstacks:
+            found, lines = _unstacked(rule, layer, found, stored)
+            problems += lines
+        assignments += found
     return Binding(tuple(assignments), tuple(ignored), tuple(unexpected), tuple(problems))
 
 
+def _home(rule: Rule) -> str:
+    """What stands before the number of an expert: all that has it in common has as many."""
+    return rule.sources[0].partition("{expert")[0]
+
+
+def _experts_there_are(
+    rules: Mapping[int, Rule], groups: Mapping[tuple[int, int | None, int | None], _Group]
+) -> dict[tuple[str, int | None], int]:
+    """How many experts a layer has by the names of all rules that stack them."""
+    counts: dict[tuple[str, int | None], int] = {}
+    for (rule_id, layer, _), group in groups.items():
+        if rules[rule_id].stacks:
+            home = _home(rules[rule_id]), layer
+            counts[home] = max(counts.get(home, 0), 1 + max(number for _, number in group))
+    return counts
+
+
 def _assignments(
-    rule: Rule, layer: int | None, group: _Group, ranks: Sequence[int]
+    rule: Rule, layer: int | None, expert: int | None, group: _Group, numbers: Sequence[int]
 ) -> list[Assignment]:
-    """One assignment; more if wrappers made several names equal (planning refuses those)."""
-    targets = tuple(template.fill(layer=layer) for template in rule.target_templates)
+    """One assignment; more if wrappers made several names equal (planning refuses those).
+
+    ``numbers`` are those of the partitions or experts that must all be there.
+    """
+    by_number = rule.stacks or rule.by_rank
+    targets = () if rule.unstacks else names_of(rule.target_templates, layer, [expert])
+    beyond = names_of(rule.source_templates, layer, [len(numbers)]) if rule.stacks else ()
     places = sorted(group)
-    # A sum or a mean over fewer partitions than there are would be wrong without a sign of it.
+    # A sum or a mean over fewer partitions than there are would be wrong without a sign of it, and
+    # a stack with a gap would give experts the numbers of others.
     absent = tuple(
-        template.fill(layer=layer, rank=rank)
-        for at, template in enumerate(rule.source_templates)
-        for rank in (ranks if template.has("rank") else (0,))
-        if (at, rank) not in group
+        islice(
+            (
+                template.fill(layer=layer, expert=n if rule.stacks else expert, rank=n)
+                for at, template in enumerate(rule.source_templates)
+                for n in (numbers if by_number and (rule.stacks or template.has("rank")) else (0,))
+                if (at, n) not in group
+            ),
+            _MOST_ABSENT,
+        )
     )
     repeats = max(len(names) for names in group.values())
     return [
         Assignment(
             tuple(group[place][min(copy, len(group[place]) - 1)] for place in places),
             targets,
-            rule.transform,
+            rule.whole,
             layer,
             absent,
             rule.by_rank,
+            beyond,
         )
         for copy in range(repeats)
     ]
+
+
+def names_of(
+    templates: Sequence[Template], layer: int | None, experts: Iterable[int | None]
+) -> tuple[str, ...]:
+    """All experts of the first name, then those of the next one."""
+    return tuple(t.fill(layer=layer, expert=expert) for t in templates for expert in experts)
+
+
+def _unstacked(
+    rule: Rule, layer: int | None, found: Sequence[Assignment], stored: Mapping[str, TensorSpec]
+) -> tuple[list[Assignment], list[str]]:
+    """The assignments with a target for each expert that is in the sources' shapes; problems."""
+    made: list[Assignment] = []
+    problems: list[str] = []
+    for assignment in found:
+        names = " + ".join(map(repr, assignment.sources))
+        if assignment.absent:
+            lacking = listed(map(repr, assignment.absent))
+            problems.append(f"{names} cannot be unstacked: {lacking} is missing")
+            continue
+        try:
+            assert isinstance(rule.whole, ByExpert)
+            count = rule.whole.experts([stored[name].shape for name in assignment.sources])
+        except LayoutError as error:
+            problems.append(f"{names} cannot be unstacked: {error}")
+            continue
+        if not 0 < count <= _MOST_EXPERTS:
+            problems.append(f"{names} cannot be unstacked: it has {count} experts")
+            continue
+        targets = names_of(rule.target_templates, layer, range(count))
+        made.append(replace(assignment, targets=targets))
+    return made, problems

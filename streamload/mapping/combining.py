@@ -1,6 +1,6 @@
-"""Transforms that put several tensors together, cut one up, or do one after another.
+"""Transforms that put several tensors together or cut one up.
 
-Arithmetic (``Sum``, ``Mean``) has no way back.
+Arithmetic (``Sum``, ``Mean``) has no way back. ``chaining`` does one after another.
 """
 
 from __future__ import annotations
@@ -8,23 +8,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeVar
 
 from streamload.core.specs import Shape
 from streamload.mapping.layout import Layout, LayoutError, axis_of, concat, with_size
-from streamload.mapping.transforms import Relayout, Transform, check_counts, one_of
+from streamload.mapping.transforms import UNSTATED, Transform, check_counts, one_of, set_sizes
 
-
-def _set_sizes(transform: Transform, sizes: Sequence[int] | None) -> None:
-    """As a tuple, since transforms are hashed."""
-    if sizes is None:
-        return
-    if not sizes or any(size < 0 for size in sizes):
-        raise ValueError(f"{type(transform).__name__}: sizes cannot be {list(sizes)}")
-    object.__setattr__(transform, "sizes", tuple(sizes))
+_T = TypeVar("_T")
 
 
 def _listed(shapes: Sequence[Shape]) -> str:
-    return " and ".join(str(list(shape)) for shape in shapes)
+    return " and ".join(str(list(shape)) for shape in dict.fromkeys(shapes))
+
+
+def _set_each(transform: Transform, each: Sequence[Transform], sizes: Sequence[int] | None) -> None:
+    """As a tuple, like sizes; refuse what does more than re-lay a part."""
+    kind = type(transform).__name__
+    object.__setattr__(transform, "each", tuple(each))
+    if any(step.reduces for step in each):
+        raise ValueError(f"{kind}: each= may re-lay a part, not add or average")
+    if each and sizes is not None and len(each) != len(sizes):
+        raise ValueError(f"{kind}: {len(each)} in each=, {len(sizes)} in sizes=")
+
+
+def _one_shape(shapes: Sequence[Shape], transform: Transform) -> Shape:
+    if len(shapes) != 1:
+        raise LayoutError(f"{transform.label} gives 1 tensor, not {len(shapes)}")
+    return shapes[0]
+
+
+def _paired(steps: Sequence[Transform], parts: Sequence[_T]) -> list[tuple[Transform, _T]]:
+    """A step for each part; there may be none at all."""
+    if steps and len(steps) != len(parts):
+        raise LayoutError(f"each= is for {len(steps)} parts, not {len(parts)}")
+    return list(zip(steps or [UNSTATED] * len(parts), parts, strict=True))
+
+
+def _each(steps: Sequence[Transform], parts: Sequence[Layout]) -> list[Layout]:
+    return [out for step, one in _paired(steps, parts) for out in step.forward([one], [None])]
+
+
+def _each_back(steps: Sequence[Transform], shapes: Sequence[Shape]) -> list[Shape]:
+    """The shapes that parts had before ``_each``."""
+    return [back for step, one in _paired(steps, shapes) for back in step.source_shapes([one])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,57 +66,47 @@ class Concat(Transform):
     each: tuple[Transform, ...] = ()
 
     def __post_init__(self) -> None:
-        _set_sizes(self, self.sizes)
-        object.__setattr__(self, "each", tuple(self.each))
-        if any(step.reduces for step in self.each):
-            raise ValueError("Concat: each= may re-lay a part, not add or average")
-        if self.each and self.sizes is not None and len(self.each) != len(self.sizes):
-            raise ValueError(f"Concat: {len(self.each)} in each=, {len(self.sizes)} in sizes=")
+        set_sizes(self, self.sizes)
+        _set_each(self, self.each, self.sizes)
 
     def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
         del targets
-        parts = list(layouts)
-        if self.each:
-            if len(self.each) != len(parts):
-                raise LayoutError(f"each= is for {len(self.each)} parts, not {len(parts)}")
-            pairs = zip(self.each, layouts, strict=True)
-            parts = [part for step, one in pairs for part in step.forward([one], [None])]
-        return [concat(parts, self.dim)]
+        return [concat(_each(self.each, layouts), self.dim)]
 
     def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
         if self.sizes is None:
             raise LayoutError("Concat needs sizes= to go back")
-        if len(targets) != 1:
-            raise LayoutError(f"concat gives 1 tensor, not {len(targets)}")
-        (shape,) = targets
+        shape = _one_shape(targets, self)
         dim = axis_of(self.dim, shape)
         if shape[dim] != sum(self.sizes):
             raise LayoutError(f"cannot cut shape {list(shape)} into {list(self.sizes)}")
-        parts = [with_size(shape, dim, size) for size in self.sizes]
-        if not self.each:
-            return parts
-        pairs = zip(self.each, parts, strict=True)
-        return [back for step, part in pairs for back in step.source_shapes([part])]
+        return _each_back(self.each, [with_size(shape, dim, size) for size in self.sizes])
 
 
 @dataclass(frozen=True, slots=True)
 class Split(Transform):
     """One source cut along ``dim`` into several targets.
 
-    ``sizes`` default to the targets' own sizes, or equal parts where those are not known.
+    ``sizes`` default to the targets' own sizes, or equal parts where those are not known. ``each``
+    is applied to the parts one by one afterwards.
     """
 
     dim: int = 0
     sizes: tuple[int, ...] | None = None
+    each: tuple[Transform, ...] = ()
 
     def __post_init__(self) -> None:
-        _set_sizes(self, self.sizes)
+        set_sizes(self, self.sizes)
+        _set_each(self, self.each, self.sizes)
 
     def _sizes(self, shape: Shape, dim: int, targets: Sequence[Shape | None]) -> Sequence[int]:
         if self.sizes is not None:
             return self.sizes
         total = shape[dim]
-        known = [s[dim] for s in targets if s is not None and len(s) == len(shape)]
+        parts = [s for s in targets if s is not None]
+        if len(parts) == len(targets):
+            parts = _each_back(self.each, parts)
+        known = [s[dim] for s in parts if len(s) == len(shape)]
         if len(known) == len(targets) and sum(known) == total:
             return known
         if total % len(targets):
@@ -104,20 +120,77 @@ class Split(Transform):
         if sum(sizes) != layout.shape[dim]:
             raise LayoutError(f"cannot split {layout.shape[dim]} rows into {list(sizes)}")
         starts = accumulate(sizes, initial=0)
-        return [layout.narrow(dim, start, size) for start, size in zip(starts, sizes, strict=False)]
+        parts = [layout.narrow(dim, at, size) for at, size in zip(starts, sizes, strict=False)]
+        return _each(self.each, parts)
 
     def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
-        first = targets[0]
+        parts = _each_back(self.each, targets)
+        first = parts[0]
         dim = axis_of(self.dim, first)
         if any(
             len(shape) != len(first) or with_size(shape, dim, first[dim]) != first
-            for shape in targets
+            for shape in parts
         ):
-            raise LayoutError(f"{_listed(targets)} are not parts of one tensor")
-        sizes = tuple(shape[dim] for shape in targets)
+            raise LayoutError(f"{_listed(parts)} are not parts of one tensor")
+        sizes = tuple(shape[dim] for shape in parts)
         if self.sizes is not None and self.sizes != sizes:
             raise LayoutError(f"the parts are {list(sizes)} rows, not {list(self.sizes)}")
         return [with_size(first, dim, sum(sizes))]
+
+
+@dataclass(frozen=True, slots=True)
+class Stack(Transform):
+    """Sources of one shape, one for each place of a new dimension ``dim``, as ``torch.stack``.
+
+    Where ``{expert}`` stands in a rule's sources, its experts are stacked, in the order of their
+    numbers; else the rule's sources are.
+    """
+
+    dim: int = 0
+
+    def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
+        del targets
+        if not layouts:
+            raise LayoutError("there is nothing to stack")
+        if any(layout.shape != layouts[0].shape for layout in layouts):
+            raise LayoutError(f"cannot stack {_listed([layout.shape for layout in layouts])}")
+        count = len(layouts[0].shape)
+        dims: list[int | None] = list(range(count))
+        dims.insert(axis_of(self.dim, range(count + 1)), None)
+        return [concat([layout.rearrange(dims) for layout in layouts], dims.index(None))]
+
+    def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
+        shape = _one_shape(targets, self)
+        dim = axis_of(self.dim, shape)
+        if not shape[dim]:
+            raise LayoutError(f"shape {list(shape)} is a stack of nothing")
+        return [(*shape[:dim], *shape[dim + 1 :])] * shape[dim]
+
+
+@dataclass(frozen=True, slots=True)
+class Unstack(Transform):
+    """One source cut into as many targets as dimension ``dim`` is long, as ``torch.unbind``.
+
+    Where ``{expert}`` stands in a rule's targets, they are its experts, in the order of their
+    numbers; else they are the rule's targets.
+    """
+
+    dim: int = 0
+
+    def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
+        layout = one_of(layouts, self)
+        dim = axis_of(self.dim, layout.shape)
+        if layout.shape[dim] != len(targets):  # before a damaged size is walked through
+            raise LayoutError(f"cannot unstack {layout.shape[dim]} into {len(targets)} tensors")
+        dims = [d for d in range(len(layout.shape)) if d != dim]
+        return [layout.narrow(dim, at, 1).rearrange(dims) for at in range(layout.shape[dim])]
+
+    def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
+        first = targets[0]
+        if any(shape != first for shape in targets):
+            raise LayoutError(f"{_listed(targets)} are not of one shape")
+        dim = axis_of(self.dim, range(len(first) + 1))
+        return [(*first[:dim], len(targets), *first[dim:])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +225,7 @@ class HeadSplit(Transform):
         return [(first[0] * self.parts, *first[1:])]
 
 
-class _Reduction(Transform):
+class Reduction(Transform):
     """Every source on the same elements of one target, in float32."""
 
     __slots__ = ()
@@ -175,76 +248,15 @@ class _Reduction(Transform):
 
 
 @dataclass(frozen=True, slots=True)
-class Sum(_Reduction):
+class Sum(Reduction):
     """The sum of all sources, in float32 (row-parallel biases of raw partitions)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mean(_Reduction):
+class Mean(Reduction):
     """The float32 mean of sources that must agree.
 
     ``tolerance`` bounds the sum of squared differences (GPT-NeoX's helpers: 1e-4).
     """
 
     tolerance: float = 1e-4
-
-
-_MERGES = (Concat, _Reduction)
-_CUTS = (Split, HeadSplit)
-
-
-def _is_relayout(step: Transform) -> bool:
-    if isinstance(step, Chain):
-        return all(map(_is_relayout, step.steps))
-    return isinstance(step, Relayout)
-
-
-@dataclass(frozen=True, slots=True)
-class Chain(Transform):
-    """One transform after another: ``Chain(Transpose(), Split(dim=0))``."""
-
-    steps: tuple[Transform, ...]
-
-    def __init__(self, *steps: Transform) -> None:
-        if not steps:
-            raise ValueError("a Chain needs at least one step")
-        if any(step.reduces for step in steps[1:]):
-            raise ValueError("Chain: Sum and Mean must be the first step")
-        if steps[0].reduces and not all(map(_is_relayout, steps[1:])):
-            raise ValueError("Chain: after Sum or Mean only re-layouts of one tensor may come")
-        object.__setattr__(self, "steps", steps)
-
-    @property
-    def label(self) -> str:
-        return "+".join(step.label for step in self.steps if step.label)
-
-    @property
-    def reduces(self) -> str:
-        return next((step.reduces for step in self.steps if step.reduces), "")
-
-    def forward(self, layouts: Sequence[Layout], targets: Sequence[Shape | None]) -> list[Layout]:
-        """All steps in order; only the last one sees the targets' shapes.
-
-        A step that takes one tensor is applied to each of several.
-        """
-        current = list(layouts)
-        for step in self.steps[:-1]:
-            many = isinstance(step, _MERGES) or len(current) == 1
-            current = (
-                step.forward(current, [None])
-                if many
-                else [out for one in current for out in step.forward([one], [None])]
-            )
-        last = self.steps[-1]
-        if isinstance(last, (*_MERGES, *_CUTS)) or len(current) == 1:
-            return last.forward(current, targets)
-        return [out for one in current for out in last.forward([one], [None])]
-
-    def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
-        shapes = list(targets)
-        for step in reversed(self.steps):
-            if len(shapes) > 1 and not isinstance(step, _CUTS):
-                shapes = [out for one in shapes for out in step.source_shapes([one])]
-            else:
-                shapes = step.source_shapes(shapes)
-        return shapes

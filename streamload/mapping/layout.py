@@ -62,16 +62,20 @@ class Layout:
         """Target dimension ``i`` becomes what ``dims[i]`` was."""
         if not is_order(dims, len(self.shape)):
             raise LayoutError(f"cannot permute shape {list(self.shape)} by {list(dims)}")
+        return self.rearrange(dims)
+
+    def rearrange(self, dims: Sequence[int | None]) -> Layout:
+        """As ``permute``; None is a new dimension of size 1, those left out must be of size 1."""
         place = {old: new for new, old in enumerate(dims)}
         pieces = tuple(
             replace(
                 p,
-                starts=tuple(p.starts[d] for d in dims),
-                axes=tuple(replace(a, dim=place[a.dim]) for a in p.axes),
+                starts=tuple(0 if d is None else p.starts[d] for d in dims),
+                axes=tuple(replace(a, dim=place[a.dim]) for a in p.axes if a.dim in place),
             )
             for p in self.pieces
         )
-        return Layout(tuple(self.shape[d] for d in dims), pieces)
+        return Layout(tuple(1 if d is None else self.shape[d] for d in dims), pieces)
 
     def narrow(self, dim: int, start: int, length: int) -> Layout:
         """Only ``length`` places from ``start`` along ``dim``."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from streamload.mapping.templates import Template, name_key
+from streamload.mapping.chaining import ByExpert
+from streamload.mapping.templates import Template, TemplateIndex
 from streamload.mapping.transforms import UNSTATED, Transform
 
 # torch.compile (_orig_mod), DataParallel and DDP (module), and the classes that hold a base model.
@@ -17,6 +18,10 @@ KNOWN_WRAPPERS = ("module", *_ANYWHERE, "model", "transformer")
 
 def _texts(value: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _by_expert(templates: tuple[Template, ...]) -> bool:
+    return any(template.has("expert") for template in templates)
 
 
 def _check_transform(transform: object) -> None:
@@ -36,7 +41,8 @@ class Rule:
     Attributes:
         sources: published names; several for a fused target.
         targets: local names; several for a split source; none if the source is ignored.
-        transform: the re-layout between them; with ``{rank}`` in the source it gets all ranks.
+        transform: the re-layout between them; with ``{rank}`` in the source it gets all ranks,
+            with ``{expert}`` in the sources or the targets alone all experts of a layer.
         ndim: the rule holds only for stored tensors of so many dimensions (a mask is known by
             its four).
         optional: an absent source is not missing (an alias, a bias some files leave out).
@@ -80,13 +86,24 @@ class Rule:
     def _check_places(self) -> None:
         """Placeholders must be fillable both ways: bind fills targets, an export sources."""
         by_layer = [t.has("layer") for t in self.source_templates]
-        if any(by_layer) != all(by_layer):
-            raise ValueError(f"sources {self.sources}: {{layer}} must be in all of them or in none")
+        for names, templates, place in (
+            (f"sources {self.sources}", self.source_templates, "layer"),
+            (f"sources {self.sources}", self.source_templates, "expert"),
+            (f"targets {self.targets}", self.target_templates, "expert"),
+        ):
+            if len({template.has(place) for template in templates}) > 1:
+                raise ValueError(f"{names}: {{{place}}} must be in all of them or in none")
         for target in self.target_templates:
             if target.has("rank"):
                 raise ValueError(f"target {target.text!r}: {{rank}} may only stand in sources")
             if target.has("layer") and not by_layer[0]:
                 raise ValueError(f"target {target.text!r} has {{layer}}, its sources have not")
+        if (self.stacks or self.unstacks) and self.by_rank:
+            raise ValueError(f"sources {self.sources}: {{rank}} and a stack of experts in one rule")
+        try:
+            assert self.whole
+        except ValueError as error:
+            raise ValueError(f"Rule {self.sources} to {self.targets}: {error}") from None
 
     @property
     def ignores(self) -> bool:
@@ -105,6 +122,25 @@ class Rule:
     def by_rank(self) -> bool:
         """True if the source's partitions are merged."""
         return any(t.has("rank") for t in self.source_templates)
+
+    @cached_property
+    def stacks(self) -> bool:
+        """True if experts are apart in the sources and together in the targets."""
+        return bool(self.targets) and _by_expert(self.source_templates) > _by_expert(
+            self.target_templates
+        )
+
+    @cached_property
+    def unstacks(self) -> bool:
+        """True if experts are together in the sources and apart in the targets."""
+        return _by_expert(self.target_templates) > _by_expert(self.source_templates)
+
+    @cached_property
+    def whole(self) -> Transform:
+        """The transform, over all experts where it stacks them or cuts a stack."""
+        if not (self.stacks or self.unstacks):
+            return self.transform
+        return ByExpert(self.transform, len(self.sources), len(self.targets), self.unstacks)
 
     @cached_property
     def by_layer(self) -> bool:
@@ -136,32 +172,21 @@ class NameMap:
         object.__setattr__(self, "rules", tuple(self.rules))
 
     @cached_property
-    def _by_key(self) -> dict[bool, dict[str, list[tuple[Rule, int, Template]]]]:
-        """Template key → (rule, which of its sources, template without wrappers).
-
-        Apart for templates with placeholders inside of a part and for all others.
-        """
-        tables: dict[bool, dict[str, list[tuple[Rule, int, Template]]]] = {}
+    def _sources(self) -> TemplateIndex[tuple[Rule, int]]:
+        """The rules' sources without wrappers, and which of its rule each is."""
+        index: TemplateIndex[tuple[Rule, int]] = TemplateIndex()
         for rule in self.rules:
             for at, template in enumerate(rule.source_templates):
-                bare = Template(strip_wrappers(template.text, self.wrappers))
-                table = tables.setdefault(bare.inside, {})
-                table.setdefault(bare.key, []).append((rule, at, bare))
-        return tables
+                index.add(Template(strip_wrappers(template.text, self.wrappers)), (rule, at))
+        return index
 
     def find(self, name: str, ndim: int) -> list[tuple[Rule, int, dict[str, int]]]:
         """Rules that match a stored name, which source of each, and the placeholders' values."""
-        found = []
-        bare = strip_wrappers(name, self.wrappers)
-        for inside, table in self._by_key.items():
-            key, numbers = name_key(bare, inside=inside)
-            for rule, at, template in table.get(key, ()):
-                if rule.ndim is not None and rule.ndim != ndim:
-                    continue
-                values = template.match(numbers)
-                if values is not None:
-                    found.append((rule, at, values))
-        return found
+        return [
+            (rule, at, values)
+            for (rule, at), values in self._sources.find(strip_wrappers(name, self.wrappers))
+            if rule.ndim is None or rule.ndim == ndim
+        ]
 
     def expand(self) -> Iterator[tuple[Rule, int | None]]:
         """Every rule with each of its layers; by-layer rules need ``layers``."""
@@ -172,12 +197,26 @@ class NameMap:
                 for layer in range(self.layers or 0):
                     yield rule, layer
 
+    def experts(self, local_names: Iterable[str]) -> dict[tuple[int, int | None], list[int]]:
+        """Which experts a module with these names has apart, by the rule's ``id`` and layer."""
+        index: TemplateIndex[int] = TemplateIndex()
+        for rule in self.rules:
+            for template in rule.target_templates:
+                if template.has("expert"):
+                    index.add(template, id(rule))
+        found: dict[tuple[int, int | None], set[int]] = {}
+        for name in local_names:
+            for rule_id, values in index.find(name):
+                found.setdefault((rule_id, values.get("layer")), set()).add(values["expert"])
+        return {place: sorted(numbers) for place, numbers in found.items()}
+
     def target_names(self) -> set[str]:
-        """All local names the table can fill."""
+        """All local names the table can fill, but those of experts, whose number a file says."""
         return {
             template.fill(layer=layer)
             for rule, layer in self.expand()
             for template in rule.target_templates
+            if not template.has("expert")
         }
 
 

@@ -1,16 +1,20 @@
 """Whole-segment name templates: ``h.{layer}.attn.c_attn.weight``.
 
-``{layer}`` and ``{rank}`` stand for a whole number without leading zeros; ``{layer+2}`` for a
-file numbered two higher than its layer. Nothing is ever matched by substring.
+``{layer}``, ``{expert}`` and ``{rank}`` stand for a whole number without leading zeros;
+``{layer+2}`` for a file numbered two higher than its layer. Nothing is ever matched by substring.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Generic, TypeAlias, TypeVar
 
-_PLACE = re.compile(r"\{(layer|rank)(?:\+([0-9]{1,9}))?\}")
+_T = TypeVar("_T")
+
+_PLACE = re.compile(r"\{(layer|expert|rank)(?:\+([0-9]{1,9}))?\}")
 _NUMBER = re.compile(r"[0-9]+")
 _PART = re.compile(r"(?<![^.])[0-9]+(?![^.])")
 # What a placeholder stands for: other digits than these are letters of a name, and no file has
@@ -39,7 +43,8 @@ class Template:
         rest = _PLACE.sub("", self.text)
         if "{" in rest or "}" in rest:
             raise ValueError(
-                f"template {self.text!r}: only {{layer}} and {{rank}} (with +N) may stand in braces"
+                f"template {self.text!r}: only {{layer}}, {{expert}} and {{rank}} (with +N) may "
+                "stand in braces"
             )
 
     @cached_property
@@ -59,9 +64,15 @@ class Template:
         marked = _PLACE.sub(lambda m: f"<{m[1]},{m[2] or 0}>", self.text)
         slots: list[tuple[str, int] | str] = []
         number = _NUMBER.pattern if self.inside else _PART.pattern
-        for m in re.finditer(rf"<(layer|rank),([0-9]+)>|{number}", marked):
+        for m in re.finditer(rf"<(layer|expert|rank),([0-9]+)>|{number}", marked):
             slots.append((m[1], int(m[2])) if m[1] else m[0])
         return tuple(slots)
+
+    @cached_property
+    def written_out(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Which numbers of the key are written out, and as what."""
+        found = [(at, slot) for at, slot in enumerate(self._slots) if isinstance(slot, str)]
+        return tuple(at for at, _ in found), tuple(slot for _, slot in found)
 
     def match(self, numbers: tuple[str, ...]) -> dict[str, int] | None:
         """Placeholder values for the numbers of a name with this key, or None."""
@@ -80,13 +91,15 @@ class Template:
             found[which] = value
         return found
 
-    def fill(self, *, layer: int | None = None, rank: int | None = None) -> str:
-        """The name for one layer and rank.
+    def fill(
+        self, *, layer: int | None = None, expert: int | None = None, rank: int | None = None
+    ) -> str:
+        """The name for one layer, expert and rank.
 
         Raises:
             ValueError: a value the template needs is None.
         """
-        values = {"layer": layer, "rank": rank}
+        values = {"layer": layer, "expert": expert, "rank": rank}
 
         def value(match: re.Match[str]) -> str:
             found = values[match[1]]
@@ -97,5 +110,33 @@ class Template:
         return _PLACE.sub(value, self.text)
 
     def has(self, which: str) -> bool:
-        """True if ``{layer}`` or ``{rank}`` stands in it."""
+        """True if ``{layer}``, ``{expert}`` or ``{rank}`` stands in it."""
         return any(m[1] == which for m in _PLACE.finditer(self.text))
+
+
+_ByNumbers: TypeAlias = "dict[tuple[int, ...], dict[tuple[str, ...], list[tuple[Template, _T]]]]"
+
+
+class TemplateIndex(Generic[_T]):
+    """Which of many templates match a name, without trying them one by one."""
+
+    def __init__(self) -> None:
+        # Apart for templates with placeholders inside of a part and for all others: key → which
+        # of the key's numbers are written out → those numbers → templates.
+        self._tables: dict[bool, dict[str, _ByNumbers[_T]]] = {}
+
+    def add(self, template: Template, value: _T) -> None:
+        """Let names that match find ``value``."""
+        by_numbers = self._tables.setdefault(template.inside, {}).setdefault(template.key, {})
+        places, numbers = template.written_out
+        by_numbers.setdefault(places, {}).setdefault(numbers, []).append((template, value))
+
+    def find(self, name: str) -> Iterator[tuple[_T, dict[str, int]]]:
+        """What was added with templates that match, and their placeholders' values."""
+        for inside, table in self._tables.items():
+            key, numbers = name_key(name, inside=inside)
+            for places, templates in table.get(key, {}).items():
+                for template, value in templates.get(tuple([numbers[at] for at in places]), ()):
+                    values = template.match(numbers)
+                    if values is not None:
+                        yield value, values

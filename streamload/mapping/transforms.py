@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from streamload.core.specs import Shape
+from streamload.core.specs import Shape, numel
 from streamload.mapping.layout import Layout, LayoutError, axis_of, is_order
 
 
@@ -65,6 +65,15 @@ def check_counts(transform: Transform, **numbers: int) -> None:
         if not isinstance(value, int) or value < 1:
             kind = type(transform).__name__
             raise ValueError(f"{kind}: {name} must be a whole number of at least 1: {value!r}")
+
+
+def set_sizes(transform: Transform, sizes: Sequence[int] | None) -> None:
+    """Keep ``sizes`` as a tuple, since transforms are hashed; refuse what are none."""
+    if sizes is None:
+        return
+    if not sizes or any(size < 0 for size in sizes):
+        raise ValueError(f"{type(transform).__name__}: sizes cannot be {list(sizes)}")
+    object.__setattr__(transform, "sizes", tuple(sizes))
 
 
 class Relayout(Transform):
@@ -145,21 +154,87 @@ class Permute(Relayout):
 
 @dataclass(frozen=True, slots=True)
 class Interleaved(Relayout):
-    """Rotary rows stored as interleaved pairs (Meta's LLaMA files) to half-split form.
+    """Interleaved pairs along ``dim``, of each of ``heads`` by itself, to half-split form.
 
-    ``w.view(heads, head_dim/2, 2, D).transpose(1, 2)``; rows are [heads * head_dim].
+    Rotary rows [heads * head_dim] as in Meta's LLaMA files:
+    ``w.view(heads, head_dim/2, 2, D).transpose(1, 2)``; with one head, rows of gate and up in turn
+    become gate | up. ``inverse`` is the other way: halves are stored, pairs come out.
     """
 
-    heads: int
+    heads: int = 1
+    dim: int = 0
+    inverse: bool = False
 
     def __post_init__(self) -> None:
         check_counts(self, heads=self.heads)
 
     def _view(self, layout: Layout) -> Layout:
-        rows = layout.shape[0] if layout.shape else 0
+        dim = axis_of(self.dim, layout.shape)
+        rows = layout.shape[dim]
         if rows == 0 or rows % (2 * self.heads):
             raise LayoutError(f"cannot view {rows} rows as {self.heads} heads of pairs")
+        half = rows // self.heads // 2
         dims = list(range(len(layout.shape) + 2))
-        dims[1], dims[2] = 2, 1
-        pairs = layout.unflatten(0, (self.heads, rows // self.heads // 2, 2))
-        return pairs.permute(dims).flatten(0, 2)
+        dims[dim + 1], dims[dim + 2] = dim + 2, dim + 1
+        pair = (2, half) if self.inverse else (half, 2)
+        return layout.unflatten(dim, (self.heads, *pair)).permute(dims).flatten(dim, dim + 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Flatten(Relayout):
+    """Dimensions ``first`` to ``last`` (inclusive) as one, as ``torch.Tensor.flatten``.
+
+    ``sizes`` are theirs, which an export needs to go back.
+    """
+
+    first: int = 0
+    last: int = -1
+    sizes: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        set_sizes(self, self.sizes)
+
+    def _view(self, layout: Layout) -> Layout:
+        first, last = (axis_of(dim, layout.shape) for dim in (self.first, self.last))
+        found = layout.shape[first : last + 1]
+        if not found or (self.sizes is not None and found != self.sizes):
+            raise LayoutError(
+                f"cannot flatten dimensions {self.first} to {self.last} of {list(layout.shape)}"
+                + (f" as {list(self.sizes)}" if self.sizes is not None else "")
+            )
+        return layout.flatten(first, last)
+
+    def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
+        if self.sizes is None:
+            raise LayoutError("Flatten needs sizes= to go back")
+        found = []
+        for shape in targets:
+            dim = axis_of(self.first, range(len(shape) + len(self.sizes) - 1))
+            if dim >= len(shape) or shape[dim] != numel(self.sizes):
+                raise LayoutError(f"cannot view shape {list(shape)} as {list(self.sizes)}")
+            found.append((*shape[:dim], *self.sizes, *shape[dim + 1 :]))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Unflatten(Relayout):
+    """Dimension ``dim`` as the row-major dimensions ``sizes``, as ``torch.Tensor.unflatten``."""
+
+    dim: int
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        set_sizes(self, self.sizes)
+
+    def _view(self, layout: Layout) -> Layout:
+        return layout.unflatten(self.dim, self.sizes)
+
+    def source_shapes(self, targets: Sequence[Shape]) -> list[Shape]:
+        found = []
+        for shape in targets:
+            dim = axis_of(self.dim, range(len(shape) - len(self.sizes) + 1))
+            after = dim + len(self.sizes)
+            if shape[dim:after] != self.sizes:
+                raise LayoutError(f"shape {list(shape)} is not unflattened to {list(self.sizes)}")
+            found.append((*shape[:dim], numel(self.sizes), *shape[after:]))
+        return found

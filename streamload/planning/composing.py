@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from itertools import accumulate
 
 from streamload.core.dtypes import BY_NAME, DType
 from streamload.core.specs import StridedCopy, contiguous_strides, numel
@@ -28,9 +31,10 @@ def compose(
     """
     made: list[PlannedTensor] = []
     problems: list[str] = []
+    parts = {name: _Part(tensor) for name, tensor in first.items()}
     for tensor in second:
         try:
-            made.append(_composed([first[name] for name in tensor.sources], tensor, wanted))
+            made.append(_composed([parts[name] for name in tensor.sources], tensor, wanted))
         except (LayoutError, DtypeError) as error:
             problems.append(
                 f"{tensor.name!r} cannot be written from {', '.join(map(repr, tensor.sources))} "
@@ -39,16 +43,45 @@ def compose(
     return made, problems
 
 
+class _Part:
+    """A tensor that others are cut from; finds which of its copies fill a range of its elements."""
+
+    def __init__(self, planned: PlannedTensor) -> None:
+        self.planned = planned
+
+    @cached_property
+    def _filled(self) -> list[tuple[int, int, StridedCopy]]:
+        """Where each copy begins and ends, in order."""
+        shape, strides = self.planned.shape, self.planned.strides
+        assert strides == contiguous_strides(shape), "composed plans are contiguous"
+        spans = [
+            (*_span(c.shape, c.target_strides, c.target_offset), c) for c in self.planned.copies
+        ]
+        return sorted(spans, key=lambda span: span[0])
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """How far each copy and those before it reach."""
+        return list(accumulate((high for _, high, _ in self._filled), max))
+
+    def within(self, begin: int, end: int) -> list[tuple[int, int, StridedCopy]]:
+        """The copies whose span meets [begin, end)."""
+        first = bisect_right(self._ends, begin)
+        last = bisect_left(self._filled, end, key=lambda span: span[0])
+        return [span for span in self._filled[first:last] if span[1] > begin]
+
+
 def _composed(
-    parts: Sequence[PlannedTensor], tensor: PlannedTensor, wanted: DType | None
+    made_of: Sequence[_Part], tensor: PlannedTensor, wanted: DType | None
 ) -> PlannedTensor:
+    parts = [part.planned for part in made_of]
     whole = parts[0] if len(parts) == 1 and _is_whole(parts[0], tensor) else None
     if whole is not None:
         return replace(whole, name=tensor.name, aliases=())
     summed = next((part for part in parts if part.reduces), None)
     if summed is not None:
         raise LayoutError(f"the {summed.reduces} of its partitions is not cut or re-laid")
-    by_name = dict(zip(tensor.sources, parts, strict=True))
+    by_name = dict(zip(tensor.sources, made_of, strict=True))
     copies = [made for copy in tensor.copies for made in _through(by_name[copy.stored_name], copy)]
     if sum(numel(copy.shape) for copy in copies) != numel(tensor.shape):
         raise LayoutError("its parts are re-laid twice")
@@ -75,19 +108,15 @@ def _is_whole(part: PlannedTensor, tensor: PlannedTensor) -> bool:
     return not more and copy.is_run and copy.source_offset == copy.target_offset == 0
 
 
-def _through(part: PlannedTensor, copy: StridedCopy) -> list[StridedCopy]:
+def _through(part: _Part, copy: StridedCopy) -> list[StridedCopy]:
     """The copies that fill what ``copy`` takes out of ``part``, from what ``part`` is made of.
 
     Raises:
         LayoutError: neither is a plain run where they meet.
     """
-    assert part.strides == contiguous_strides(part.shape), "composed plans are contiguous"
     made = []
     begin, end = _span(copy.shape, copy.source_strides, copy.source_offset)
-    for inner in part.copies:
-        low, high = _span(inner.shape, inner.target_strides, inner.target_offset)
-        if high <= begin or end <= low:
-            continue
+    for low, high, inner in part.within(begin, end):
         if copy.is_run and begin <= low and high <= end:
             made.append(_shifted(inner, copy))
         elif inner.is_run and low <= begin and end <= high:

@@ -172,7 +172,7 @@ def _renamed(catalog: Catalog, table: NameMap, options: Settings, source: str) -
 
     def canonical(name: str) -> str | None:
         ((rule, at, values),) = table.find(name, len(catalog[name].shape))
-        return None if rule.ignores else rule.source_templates[at].fill(layer=values.get("layer"))
+        return None if rule.ignores else rule.source_templates[at].fill(**values)
 
     plan = build_plan(catalog, canonical, None, options, source=source)
     plan = _left_out(replace(plan, model_type=table.model_type))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from streamload.core.dtypes import BY_NAME, DType
+from streamload.core.wording import listed
 from streamload.planning.records import TargetSpec
 
 # Rotary tables are too fine for 16 bits: a rounded one goes wrong on long contexts.
@@ -58,3 +62,27 @@ def target_dtype(
             "streamload.empty_weights()"
         )
     return own
+
+
+def refuse_mixed(
+    names: Sequence[str], stored: Sequence[str], spec: TargetSpec | None, wanted: DType | None
+) -> None:
+    """Refuse a stack of several dtypes where nothing says which one is meant.
+
+    ``names`` are of the tensors that are stacked, ``stored`` their dtypes by safetensors name; the
+    others are as for ``target_dtype``.
+
+    Raises:
+        DtypeError: some are stored as another dtype than most.
+    """
+    counts = Counter(stored)
+    if len(counts) == 1:
+        return
+    can_be_cast = all(BY_NAME[dtype].is_floating for dtype in counts)
+    if can_be_cast and (wanted is not None or (spec is not None and not spec.is_meta)):
+        return
+    ((usual, _),) = counts.most_common(1)
+    pairs = zip(names, stored, strict=True)
+    odd = [f"{name!r} is {dtype}" for name, dtype in pairs if dtype != usual]
+    way_out = ": pass the dtype= that is meant" if can_be_cast else ""
+    raise DtypeError(f"its stack is of {usual}, but {listed(odd, 4)}{way_out}")

@@ -39,7 +39,7 @@ def explain(
     mismatches = builder.mismatches
     lines = [Finding(prefix, refuses=not builder.placed)] if prefix else []
     lines += [Finding(f"shape mismatch: {entry}") for entry in mismatches]
-    if rules := mending_rules(mismatches):
+    if rules := mending_rules(builder):
         lines.append(Finding(rules))
     lines += builder.incomplete
     if missing:

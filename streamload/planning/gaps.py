@@ -60,6 +60,7 @@ def _expected(table: NameMap | None, layers: frozenset[int] | None) -> list[str]
         for rule, layer in table.expand()
         if not rule.optional and (layer is None or layers is None or layer in layers)
         for template in rule.target_templates
+        if not template.has("expert")  # how many there are, only a file says
     ]
 
 

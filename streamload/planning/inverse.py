@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from streamload.core.dtypes import BY_NAME
 from streamload.core.options import Settings
 from streamload.core.specs import Shape, StridedCopy, TensorSpec, contiguous_strides, numel
 from streamload.mapping.applying import apply
+from streamload.mapping.binding import names_of
 from streamload.mapping.layout import Layout, LayoutError, inverse
 from streamload.mapping.rules import NameMap, Rule
+from streamload.mapping.transforms import Transform
+from streamload.planning.dtype_rules import DtypeError, refuse_mixed, target_dtype
 from streamload.planning.explaining import listed
 from streamload.planning.gaps import layer_problem
-from streamload.planning.placing import PlanBuilder
+from streamload.planning.placing import PlanBuilder, named
 from streamload.planning.records import Plan, PlannedTensor, Targets
 
 
@@ -81,30 +85,61 @@ def _walk(builder: PlanBuilder, name_map: NameMap, first_name: Mapping[str, str]
     if absurd:
         builder.refuse(absurd)
         return used
+    present = name_map.experts(builder.stored)
     for rule, layer in name_map.expand():
-        locals_ = tuple(template.fill(layer=layer) for template in rule.target_templates)
-        if not locals_ or not all(name in builder.stored for name in locals_):
-            continue
-        primary = {first_name.get(name, name) for name in locals_}
-        if rule.optional and primary <= written:
+        for experts in _runs(rule, present.get((id(rule), layer), [])):
+            locals_ = names_of(rule.target_templates, layer, experts)
+            absent = [name for name in locals_ if name not in builder.stored]
+            if rule.unstacks:
+                gaps = [at for at, expert in enumerate(experts) if at != expert][:1]
+                absent += names_of(rule.target_templates, layer, gaps)
+            if rule.unstacks and absent:
+                builder.refuse(f"{named(locals_)} cannot be exported: {named(absent)} missing")
+                used.update(locals_)
+            if absent or not locals_:
+                continue
+            primary = {first_name.get(name, name) for name in locals_}
+            if rule.optional and primary <= written:
+                used.update(locals_)
+                continue
+            if rule.by_rank:
+                builder.refuse(f"{named(locals_)}: partitions cannot be exported to")
+                continue
+            written |= primary
             used.update(locals_)
-            continue
-        if rule.by_rank:
-            builder.refuse(f"{', '.join(locals_)}: partitions cannot be exported to")
-            continue
-        written |= primary
-        used.update(locals_)
-        _go_back(builder, rule, layer, locals_)
+            _go_back(builder, rule, layer, experts, locals_)
     return used
 
 
-def _go_back(builder: PlanBuilder, rule: Rule, layer: int | None, locals_: tuple[str, ...]) -> None:
-    shapes = [builder.stored[name].shape for name in locals_]
-    published = [template.fill(layer=layer) for template in rule.source_templates]
-    local = ", ".join(map(repr, locals_))
+def _runs(rule: Rule, present: Sequence[int]) -> list[Sequence[int | None]]:
+    """The experts that the rule takes at once: all of a layer, or one after the other.
+
+    ``present`` are those that the module has apart.
+    """
+    if not any(template.has("expert") for template in rule.target_templates):
+        return [[None]]
+    return [present] if rule.unstacks and present else [[expert] for expert in present]
+
+
+def _go_back(
+    builder: PlanBuilder,
+    rule: Rule,
+    layer: int | None,
+    experts: Sequence[int | None],
+    locals_: tuple[str, ...],
+) -> None:
+    specs = [builder.stored[name] for name in locals_]
+    local = named(locals_)
     try:
-        wanted, layouts = _back(rule, shapes, len(published))
-    except LayoutError as error:
+        wanted, layouts = _back(rule.whole, tuple([spec.shape for spec in specs]))
+        numbers = range(len(wanted) // len(rule.sources)) if rule.stacks else experts[:1]
+        published = names_of(rule.source_templates, layer, numbers)
+        if len(wanted) != len(published):
+            kind = rule.transform.label or "a plain copy"
+            raise LayoutError(f"{kind} goes back to {len(wanted)} tensors, not {len(published)}")
+        if rule.unstacks:
+            refuse_mixed(locals_, [spec.dtype for spec in specs], None, builder.options.dtype)
+    except (LayoutError, DtypeError) as error:
         builder.refuse(f"{local} cannot be exported: {error}")
         return
     copies: dict[str, list[StridedCopy]] = {name: [] for name in published}
@@ -118,21 +153,22 @@ def _go_back(builder: PlanBuilder, rule: Rule, layer: int | None, locals_: tuple
                 f"{name!r} would be written twice: from {builder.placed_by[name]} and from {local}"
             )
         builder.placed_by[name] = local
-        _add(builder, name, locals_, shape, tuple(copies[name]), rule.transform.label)
+        used = tuple(dict.fromkeys(copy.stored_name for copy in copies[name])) or locals_
+        _add(builder, name, used, shape, tuple(copies[name]), rule.transform.label)
 
 
-def _back(rule: Rule, shapes: list[Shape], count: int) -> tuple[list[Shape], list[Layout]]:
+@lru_cache(maxsize=1024)
+def _back(
+    transform: Transform, shapes: tuple[Shape, ...]
+) -> tuple[Sequence[Shape], Sequence[Layout]]:
     """Shapes of the published tensors, and the layouts of the module's in them.
 
     Raises:
         LayoutError: what is published would not give the module's tensors again, or not all of
             it would be written.
     """
-    wanted = list(rule.transform.source_shapes(shapes))
-    if len(wanted) != count:
-        kind = rule.transform.label or "a plain copy"
-        raise LayoutError(f"{kind} goes back to {len(wanted)} tensors, not {count}")
-    layouts = apply(rule.transform, wanted, [None] * count, shapes)
+    wanted = transform.source_shapes(shapes)
+    layouts = apply(transform, wanted, [None] * len(wanted), shapes)
     for layout, shape in zip(layouts, shapes, strict=True):
         if layout.shape != shape:
             raise LayoutError(f"shape {list(layout.shape)} comes back, not {list(shape)}")
@@ -149,7 +185,13 @@ def _add(
     copies: tuple[StridedCopy, ...],
     label: str = "",
 ) -> None:
-    stored, wanted = BY_NAME[builder.stored[sources[0]].dtype], builder.options.dtype
+    wanted = builder.options.dtype
+    found = [BY_NAME[builder.stored[source].dtype] for source in sources]
+    try:
+        stored = found[0] if len(set(found)) == 1 else target_dtype("", tuple(found), None, None)
+    except DtypeError as error:
+        builder.refuse(f"{name!r} cannot be exported: {error}")
+        return
     builder.placed[name] = PlannedTensor(
         name=name,
         aliases=(),
@@ -157,7 +199,7 @@ def _add(
         shape=shape,
         strides=contiguous_strides(shape),
         dtype=(wanted if wanted is not None and stored.is_floating else stored).name,
-        stored_dtype=stored.name,
+        stored_dtype="+".join(dict.fromkeys(dtype.name for dtype in found)),
         copies=copies if numel(shape) else (),
         transform=label,
     )

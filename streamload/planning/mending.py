@@ -57,20 +57,31 @@ def square_findings(builder: PlanBuilder) -> list[Finding]:
     return [_finding(tensors, way) for (_, way), tensors in wrong.items()]
 
 
-def mending_rules(mismatches: Sequence[ShapeMismatch]) -> str:
+def mending_rules(builder: PlanBuilder) -> str:
     """The rules that would mend a plan all of whose mismatches are transposes, or nothing."""
+    mismatches = builder.mismatches
     if not mismatches or not all(map(is_turned, mismatches)):
         return ""
+    if any(_is_part(builder, entry) for entry in mismatches):
+        return ""  # its rule has a transform already, which says how parts are joined
     rules = [_rule(entry.source, entry.name) for entry in mismatches]
     shown = listed(dict.fromkeys(rules), _SHOWN, more=", … ({total} rules in all)")
     return f"every mismatch is an exact transpose; a mapping=NameMap would mend it with {shown}"
 
 
+def _is_part(builder: PlanBuilder, entry: ShapeMismatch) -> bool:
+    """True if what is stored is but a part of its target."""
+    spec = builder.targets.by_name.get(entry.name) if builder.targets else None
+    return spec is not None and spec.shape != entry.shape
+
+
 def _finding(tensors: Sequence[PlannedTensor], way: str) -> Finding:
     first = tensors[0]
-    rule = _rule(" + ".join(first.sources), first.name, is_turned=not _transposes(first))
     names = listed((repr(t.name) for t in tensors), 3)
-    reason = f"{names}: square, and would be taken {way}; the rule that fits is {rule}"
+    reason = f"{names}: square, and would be taken {way}"
+    if "stack" not in first.transform:  # that of experts says how they are stacked, too
+        rule = _rule(" + ".join(first.sources), first.name, is_turned=not _transposes(first))
+        reason += f"; the rule that fits is {rule}"
     if "is transposed" in way:
         reason += ", or Identity() in its place if the square one is meant as it is"
     return Finding(reason, refuses=True)

@@ -9,13 +9,16 @@ from streamload.core.dtypes import BY_NAME
 from streamload.core.findings import Finding
 from streamload.core.options import Settings
 from streamload.core.report import ShapeMismatch
-from streamload.core.specs import Shape, TensorSpec, contiguous_strides, numel
+from streamload.core.specs import Shape, TensorSpec, is_row_major, numel
+from streamload.core.wording import joined, listed
+from streamload.mapping.applying import odd_parts, unfit_parts
 from streamload.mapping.binding import Assignment
+from streamload.mapping.chaining import ByExpert, alike
 from streamload.mapping.combining import Mean
 from streamload.mapping.layout import Layout, LayoutError
 from streamload.mapping.transforms import UNSTATED
 from streamload.planning.devices import device_of
-from streamload.planning.dtype_rules import DtypeError, target_dtype
+from streamload.planning.dtype_rules import DtypeError, refuse_mixed, target_dtype
 from streamload.planning.geometry import Geometry, geometries
 from streamload.planning.records import (
     Comparison,
@@ -65,10 +68,12 @@ def place(builder: PlanBuilder, assignment: Assignment) -> None:
             builder.unexpected += assignment.sources
             return
     if assignment.absent or (builder.targets is not None and not all(wanted)):
-        lacking = ", ".join(map(repr, assignment.absent)) or "a target of the module"
+        pairs = zip(assignment.targets, wanted, strict=True)
+        lacking = assignment.absent or [name for name, spec in pairs if spec is None]
+        where = "" if assignment.absent else " from the module"
         line = Finding(
-            f"{' + '.join(map(repr, assignment.sources))} cannot fill "
-            f"{', '.join(map(repr, assignment.targets))}: {lacking} is missing",
+            f"{joined(map(repr, assignment.sources))} cannot fill {named(assignment.targets)}: "
+            f"{named(lacking)} {'is' if len(lacking) == 1 else 'are'} missing{where}",
             refuses=assignment.by_rank,
         )
         if assignment.by_rank:
@@ -82,7 +87,7 @@ def place(builder: PlanBuilder, assignment: Assignment) -> None:
         try:
             planned = _planned(builder, assignment, target, spec, geometry)
         except DtypeError as problem:
-            names = " + ".join(repr(s.name) for s in specs)
+            names = joined(repr(s.name) for s in specs)
             builder.troubled.add(target)
             builder.findings.append(Finding(f" {problem}", True, target, f"{names}: "))
             continue
@@ -112,24 +117,27 @@ def _places(
             shapes,
         )
     except LayoutError as error:
-        for target, shape in zip(assignment.targets, shapes, strict=True):
-            builder.mismatches += [
-                ShapeMismatch(spec.name, spec.shape, target, shape or (), str(error))
-                for spec in specs
-            ]
+        known = [shape for shape in shapes if shape is not None]
+        parts = _unfit(assignment, specs, known) or _odd(assignment, specs)
+        builder.mismatches += parts or [
+            ShapeMismatch(spec.name, spec.shape, target, shape or (), str(error))
+            for target, shape in zip(assignment.targets, shapes, strict=True)
+            for spec in specs
+        ]
         return []
     made = [place.layout.shape for place in places]
     needed = [shape if shape is not None else own for shape, own in zip(shapes, made, strict=True)]
-    if len(specs) > 1 and not transform.reduces:
-        parts = _unfit_parts(assignment, specs, needed)
-        if parts:
-            builder.mismatches += parts
-            return []
+    if (line := _other_number(assignment, specs, made, needed)) is not None:
+        builder.incomplete.append(line)
+        return []
+    if not transform.reduces and (parts := _unfit(assignment, specs, needed)):
+        builder.mismatches += parts
+        return []
     if made != needed:
-        joined = " + ".join(spec.name for spec in specs)
+        source = joined(spec.name for spec in specs)
         builder.mismatches += [
             ShapeMismatch(
-                joined,
+                source,
                 specs[0].shape if len(specs) == 1 else own,
                 target,
                 shape,
@@ -153,21 +161,56 @@ def _as_stored(assignment: Assignment, needed: Shape) -> str:
     )
 
 
-def _unfit_parts(
+def _unfit(
     assignment: Assignment, specs: Sequence[TensorSpec], needed: Sequence[Shape]
 ) -> list[ShapeMismatch]:
-    """Which of several fused sources does not fit, where the transform knows their shapes."""
-    try:
-        expected = assignment.transform.source_shapes(needed)
-    except LayoutError:
-        return []
-    if len(expected) != len(specs):
+    """Which of several joined sources do not fit, where the transform knows their shapes."""
+    if len(specs) == 1 or len(needed) != len(assignment.targets):
         return []
     return [
-        ShapeMismatch(spec.name, spec.shape, assignment.targets[0], shape)
-        for spec, shape in zip(specs, expected, strict=True)
-        if spec.shape != shape
+        ShapeMismatch(specs[at].name, specs[at].shape, assignment.targets[0], shape)
+        for at, shape in unfit_parts(assignment.transform, [s.shape for s in specs], needed)
     ]
+
+
+def _odd(assignment: Assignment, specs: Sequence[TensorSpec]) -> list[ShapeMismatch]:
+    """Which of several stacked sources are not of the shape that most of them have."""
+    target, why = assignment.targets[0], "as the others of its stack are"
+    return [
+        ShapeMismatch(specs[at].name, specs[at].shape, target, shape, why)
+        for at, shape in odd_parts(assignment.transform, [s.shape for s in specs])
+    ]
+
+
+def _other_number(
+    assignment: Assignment,
+    specs: Sequence[TensorSpec],
+    made: Sequence[Shape],
+    needed: Sequence[Shape],
+) -> Finding | None:
+    """What to say where the module has room for more or fewer experts than are stored."""
+    transform = assignment.transform
+    if made == needed or not isinstance(transform, ByExpert) or transform.unstacks:
+        return None
+    have = len(specs) // transform.sources
+    try:
+        room = transform.experts(needed)
+    except LayoutError:
+        return None
+    if room == have:
+        return None
+    if have < room:
+        text = f"{named(assignment.beyond)} {'and so on ' if have + 1 < room else ''}missing"
+    else:
+        more = [specs[at * have + n] for at in range(transform.sources) for n in range(room, have)]
+        text = f"{named([spec.name for spec in more])} too many"
+    target = named(assignment.targets)
+    return Finding(f"{target} has room for {room} experts, the file has {have}: {text}")
+
+
+def named(names: Sequence[str]) -> str:
+    """The first few names for a message, and how many there are."""
+    return listed(map(repr, names), 4, more=", … ({total} in all)")
 
 
 def _planned(
@@ -183,11 +226,14 @@ def _planned(
     if len(names) > 1:
         names = tuple(names[i] for i in geometry.used) or names
     stored = tuple([BY_NAME[builder.stored[name].dtype] for name in names])
+    transform = assignment.transform
+    for run in alike(transform, len(assignment.sources)):
+        stack = assignment.sources[run.start : run.stop]
+        refuse_mixed(stack, [builder.stored[n].dtype for n in stack], spec, options.dtype)
     dtype = target_dtype(target, stored, spec, options.dtype)
     is_new = spec is None or spec.is_meta or (spec.kind == "buffer" and _is_built(builder))
     device = options.device
     device = device if isinstance(device, str) else device_of(target, device)
-    transform = assignment.transform
     in_stored_order = is_new and options.stored_order and not transform.reduces
     strides = geometry.strides(stored_order=in_stored_order)
     if spec is not None and not is_new:
@@ -249,17 +295,11 @@ def _mapped(
     view = layout.source_strides()
     if view is None or spec.extent is None or spec.dtype != dtype or device != "cpu":
         return None
-    if not options.stored_order and not _is_row_major(layout.shape, view[1]):
+    if not options.stored_order and not is_row_major(layout.shape, view[1]):
         return None
     if spec.extent.offset % BY_NAME[dtype].itemsize:
         return None
     return MappedView(names[0], *view)
-
-
-def _is_row_major(shape: Shape, strides: Shape) -> bool:
-    """True if the strides are contiguous; those of dimensions of size 1 do not matter."""
-    pairs = zip(shape, strides, contiguous_strides(shape), strict=True)
-    return all(size == 1 or found == wanted for size, found, wanted in pairs)
 
 
 def _settle(
@@ -267,7 +307,7 @@ def _settle(
 ) -> None:
     """A second tensor for the same target is compared with the one before it, or refused."""
     if builder.placed_by[planned.name] == target:
-        both = " and ".join(repr(" + ".join(p.sources)) for p in (before, planned))
+        both = " and ".join(repr(joined(p.sources)) for p in (before, planned))
         builder.refuse(f"{both} both fall on {target!r}")
         return
     first = planned if target == planned.name else before

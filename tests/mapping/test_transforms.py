@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from streamload import (
     Chain,
     Concat,
+    Flatten,
     HeadSplit,
     Identity,
     Interleaved,
@@ -19,8 +20,11 @@ from streamload import (
     Permute,
     Rule,
     Split,
+    Stack,
     Sum,
     Transpose,
+    Unflatten,
+    Unstack,
 )
 from streamload.core.options import Settings
 from streamload.core.specs import contiguous_strides
@@ -161,6 +165,75 @@ def test_a_chain_of_heads_and_pairs(heads, size, width):
     check(Concat(0, (rows, rows), each), [q, k], [torch.cat([halves(q), halves(k)])])
 
 
+@settings(deadline=None)
+@given(data=st.data())
+def test_stack_and_unstack_along_any_dimension(data):
+    shape = tuple(data.draw(st.lists(SIZES, max_size=3)))
+    parts = [counted(*shape, start=200 * i) for i in range(data.draw(SIZES))]
+    dim = data.draw(st.integers(-len(shape) - 1, len(shape)))
+    chunk, staging = data.draw(st.integers(1, 99)), data.draw(st.integers(1, 200))
+    whole = torch.stack(parts, dim)
+    check(Stack(dim), parts, [whole], chunk_bytes=chunk, staging_bytes=staging)
+    check(Unstack(dim), [whole], parts, chunk_bytes=chunk, staging_bytes=staging)
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_flatten_and_unflatten(data):
+    """A convolution's weight [out, in, time, height, width] is a linear one [out, ...]."""
+    shape = tuple(data.draw(st.lists(SIZES, min_size=1, max_size=4)))
+    first = data.draw(st.integers(0, len(shape) - 1))
+    last = data.draw(st.integers(first, len(shape) - 1))
+    sizes, w = shape[first : last + 1], counted(*shape)
+    flat = w.flatten(first, last)
+    check(Flatten(first, last, sizes), [w], [flat], chunk_bytes=data.draw(st.integers(1, 99)))
+    check(Flatten(first - len(shape), last - len(shape), sizes), [w], [flat])
+    check(Unflatten(first, sizes), [flat], [w])
+    check(Unflatten(first - flat.ndim, sizes), [flat], [w])
+    turned = Chain(Transpose(0, -1), Flatten())
+    assert same_bits(loaded({"s": w}, Rule("s", "t", turned))[0], w.transpose(0, -1).flatten())
+
+
+@settings(deadline=None)
+@given(heads=SIZES, pairs=SIZES, width=SIZES, inverse=st.booleans(), dim=st.integers(-2, 1))
+def test_interleaved_along_any_dimension_and_back(heads, pairs, width, inverse, dim):
+    """transformers' ``Interleave`` is with one head, its ``PermuteForRope`` with several."""
+    w = counted(heads * pairs * 2, width)
+    cut = w.view(heads, *((2, pairs) if inverse else (pairs, 2)), width)
+    expected = cut.transpose(1, 2).reshape(w.shape)
+    if dim % 2:
+        w, expected = w.t().contiguous(), expected.t()
+    check(Interleaved(heads, dim, inverse), [w], [expected])
+    check(Interleaved(heads, dim, not inverse), [expected.contiguous()], [w])
+
+
+def test_split_with_a_step_for_each_part():
+    """Fused rows of which some are rotary: transformers' Chunk, then PermuteForRope of two."""
+    w = counted(12, 3)
+    q, k, v = w.chunk(3)
+
+    def halves(part):
+        return part.view(1, 2, 2, 3).transpose(1, 2).reshape(4, 3)
+
+    each = (Interleaved(1), Interleaved(1), Identity())
+    check(Split(0, (4, 4, 4), each), [w], [halves(q), halves(k), v])
+    check(Split(0, each=each), [w], [halves(q), halves(k), v])
+    with pytest.raises(LayoutError, match="for 3 parts, not 2"):
+        Split(0, each=each).forward([Layout.whole(0, (4, 3))], [None, None])
+
+
+def test_steps_after_a_split_do_not_hide_the_targets_sizes():
+    w = counted(3, 6)
+    stored = {"s": w}
+    rule = Rule("s", ("ta", "tb"), Chain(Transpose(), Split(0), Transpose()))
+    source = MemorySource(stored)
+    shapes = {"ta": (3, 2), "tb": (3, 4)}
+    targets = Targets(tuple(TargetSpec((n,), s, "F32") for n, s in shapes.items()))
+    plan = build_plan(source.catalog, NameMap((rule,)), targets, Settings())
+    plan.raise_if_refused()
+    assert {t.name: t.shape for t in plan.tensors} == shapes
+
+
 def test_identity():
     check(Identity(), [counted(3, 2)], [counted(3, 2)])
     check(Identity(), [counted()], [counted()])
@@ -207,6 +280,19 @@ MISFITS = [
     (Mean(), [(2, 1), (2,)]),
     (Identity(), [(2,), (2,)]),
     (Transpose(), [(2, 2), (2, 2)]),
+    (Stack(0), [(2, 2), (2, 3)]),
+    (Stack(3), [(2, 2), (2, 2)]),
+    (Stack(0), []),
+    (Unstack(0), [(3, 2)]),
+    (Unstack(2), [(2, 2)]),
+    (Unstack(0), [()]),
+    (Flatten(), [()]),
+    (Flatten(1, 0), [(2, 3)]),
+    (Flatten(0, 1, (3, 2)), [(2, 3)]),
+    (Unflatten(0, (2, 2)), [(3,)]),
+    (Unflatten(1, (2, 2)), [(4,)]),
+    (Interleaved(1, 2), [(2, 2)]),
+    (Interleaved(1, 1), [(2, 3)]),
 ]
 
 
@@ -237,6 +323,24 @@ def test_transforms_are_values():
     assert len({Concat(0, (1,)), Concat(0, (1,)), Concat(1, (1,))}) == 2
     with pytest.raises(AttributeError):
         Transpose().first = 2  # type: ignore[misc]
+
+
+def test_what_has_no_way_back_says_so():
+    for transform, shapes in (
+        (Stack(0), [(0, 2)]),
+        (Stack(3), [(2, 2)]),
+        (Stack(0), [(2, 2), (2, 2)]),
+        (Unstack(0), [(2, 2), (2, 3)]),
+        (Flatten(), [(4,)]),
+        (Flatten(0, 1, (2, 3)), [(4,)]),
+        (Unflatten(0, (2, 3)), [(4, 6)]),
+        (Unflatten(3, (2, 3)), [(2, 3)]),
+    ):
+        with pytest.raises(LayoutError):
+            transform.source_shapes(shapes)
+    for make in (lambda: Flatten(sizes=()), lambda: Unflatten(0, (-1, 2))):
+        with pytest.raises(ValueError, match="sizes cannot be"):
+            make()
 
 
 def test_concat_without_sizes_has_no_way_back():

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from streamload.cli.render.folding import by_block, fold
 from streamload.cli.render.tables import columns
 from streamload.core.report import LoadedTensor
-from streamload.core.wording import printable
+from streamload.core.wording import joined, printable
 
 
 def ledger_lines(loaded: Iterable[LoadedTensor]) -> list[str]:
@@ -19,7 +19,7 @@ def ledger_lines(loaded: Iterable[LoadedTensor]) -> list[str]:
 def _detail(entry: LoadedTensor) -> tuple[str, str, str, str]:
     """What assignments of one kind share: the block's number is replaced by N."""
     number = next((part for part in entry.name.split(".") if part.isdigit()), None)
-    sources = " + ".join(_without_number(printable(name), number) for name in entry.sources)
+    sources = joined(_without_number(printable(name), number) for name in entry.sources)
     cast = entry.dtype
     if entry.stored_dtype != entry.dtype:
         cast = f"{entry.stored_dtype} → {entry.dtype}"
