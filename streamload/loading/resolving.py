@@ -145,6 +145,8 @@ def _plan(job: Job) -> Plan:
         binding=job.binding,
     )
     plan = plan.with_transient(job.transient_bytes)
+    if job.theirs is not None:
+        plan = replace(plan, model_type=job.theirs.model.config.model_type)
     plan = replace(plan, findings=()).noticed(*job.notices).with_findings(*plan.findings)
     device = settings.device
     devices = (device,) if isinstance(device, str) else sorted(set(device.values()))
