@@ -124,6 +124,17 @@ class StridedCopy:
     target_strides: Shape
     target_offset: int
 
+    def of(self, stored_name: str) -> StridedCopy:
+        """The same copy out of another tensor."""
+        return StridedCopy(
+            stored_name,
+            self.shape,
+            self.source_strides,
+            self.source_offset,
+            self.target_strides,
+            self.target_offset,
+        )
+
     @property
     def is_run(self) -> bool:
         """True if it is one contiguous run on both sides."""

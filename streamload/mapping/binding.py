@@ -69,12 +69,13 @@ def bind_equal(stored: Mapping[str, TensorSpec], targets: Collection[str] | None
     if targets is None:
         return Binding(tuple(Assignment((n,), (n,), layer=layer_of(n)) for n in stored))
     bare: dict[str, list[str]] = {}
-    for target in targets:
-        bare.setdefault(strip_wrappers(target, _WRAPPERS), []).append(target)
 
     def place_of(name: str) -> str | None:
         if name in targets:
             return name
+        if not bare:
+            for target in targets:
+                bare.setdefault(strip_wrappers(target, _WRAPPERS), []).append(target)
         plain = strip_wrappers(name, _WRAPPERS)
         fits = bare.get(plain) or bare.get(KNOWN_RENAMES.get(plain, ""), [])
         if len(fits) == 1:

@@ -36,9 +36,11 @@ def choose_binding(
     counts = [_placed(binding, wanted) for binding in bindings]
     by_table = max(counts)
     by_name = bind_equal(stored, wanted)
-    if by_table < _placed(by_name, wanted) or (targets is not None and not by_table):
-        return None, bind_equal(stored, None) if targets is None else by_name
     best = counts.index(by_table)
+    renames = any(a.sources != a.targets for a in bindings[best].assignments)
+    least = _placed(by_name, wanted) + (not renames)
+    if by_table < least or (targets is not None and not by_table):
+        return None, bind_equal(stored, None) if targets is None else by_name
     return tables[best], bindings[best]
 
 

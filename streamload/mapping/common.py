@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from streamload.mapping.rules import KNOWN_WRAPPERS, NameMap, Rule
 from streamload.mapping.templates import NUMBER
 
@@ -25,7 +27,8 @@ KNOWN_RENAMES = {"embed_out.weight": "lm_head.weight", "lm_head.weight": "embed_
 
 def layer_of(name: str) -> int | None:
     """The block index in a name: its first part that is a number."""
-    for part in name.split("."):
-        if NUMBER.fullmatch(part):
-            return int(part)
-    return None
+    found = _LAYER.search(name)
+    return int(found[0]) if found else None
+
+
+_LAYER = re.compile(rf"(?<![^.]){NUMBER.pattern}(?![^.])")

@@ -10,7 +10,7 @@ from streamload.core.wording import listed
 from streamload.planning.records import TargetSpec
 
 # Rotary tables are too fine for 16 bits: a rounded one goes wrong on long contexts.
-_NEVER_CAST = ("inv_freq", "rope.freqs")
+NEVER_CAST = ("inv_freq", "rope.freqs")
 
 
 class DtypeError(ValueError):
@@ -52,7 +52,7 @@ def target_dtype(
         found = BY_NAME["F64" if BY_NAME["F64"] in stored else "F32"]
     if reduces and found.kind == "bool":
         raise DtypeError(f"booleans have no {reduces}: its partitions are stored as BOOL")
-    if name.endswith(_NEVER_CAST):
+    if name.endswith(NEVER_CAST):
         wanted = None
     if spec is None:
         return wanted if wanted is not None and found.is_floating else found

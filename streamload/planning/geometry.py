@@ -38,17 +38,7 @@ class Geometry:
             numbers = [str(i) for i in range(len(names))]
             known = tuple((int(m.stored_name), m) for m in self.layout.copies(numbers, strides))
             self._copies[strides] = known
-        return tuple(
-            StridedCopy(
-                names[i],
-                m.shape,
-                m.source_strides,
-                m.source_offset,
-                m.target_strides,
-                m.target_offset,
-            )
-            for i, m in known
-        )
+        return tuple([copy.of(names[i]) for i, copy in known])
 
 
 @lru_cache(maxsize=_MOST_KEPT)

@@ -18,7 +18,7 @@ from streamload.mapping.combining import Mean
 from streamload.mapping.layout import Layout, LayoutError
 from streamload.mapping.transforms import UNSTATED
 from streamload.planning.devices import device_of
-from streamload.planning.dtype_rules import DtypeError, refuse_mixed, target_dtype
+from streamload.planning.dtype_rules import NEVER_CAST, DtypeError, refuse_mixed, target_dtype
 from streamload.planning.geometry import Geometry, geometries
 from streamload.planning.records import (
     Comparison,
@@ -28,12 +28,15 @@ from streamload.planning.records import (
     TargetSpec,
 )
 
+_WIDEST = 16  # bytes of the widest element
+
 
 @dataclass
 class PlanBuilder:
     """What is collected while a plan is built.
 
-    ``stated`` are targets whose rule names its transform, be it the identity.
+    ``stated`` are targets whose rule names its transform, be it the identity; ``examples`` are
+    placed tensors of each kind there is, one for each block of a model.
     """
 
     stored: Mapping[str, TensorSpec]
@@ -48,6 +51,7 @@ class PlanBuilder:
     incomplete: list[Finding] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     stated: set[str] = field(default_factory=set)
+    examples: dict[tuple[object, ...], PlannedTensor] = field(default_factory=dict)
 
     def refuse(self, *reasons: str) -> None:
         """Add what refuses the plan."""
@@ -82,6 +86,10 @@ def place(builder: PlanBuilder, assignment: Assignment) -> None:
         else:
             builder.incomplete.append(line)
         return
+    kind = _kind(builder, assignment, specs[0], wanted[0])
+    if kind is not None and (example := builder.examples.get(kind)) is not None:
+        _keep(builder, assignment, _renamed(example, assignment, wanted[0]))
+        return
     places = _places(builder, assignment, specs, wanted)
     for target, spec, geometry in zip(assignment.targets, wanted, places, strict=False):
         try:
@@ -91,13 +99,65 @@ def place(builder: PlanBuilder, assignment: Assignment) -> None:
             builder.troubled.add(target)
             builder.findings.append(Finding(f" {problem}", True, target, f"{names}: "))
             continue
-        first = builder.placed.setdefault(planned.name, planned)
-        if first is planned:
-            builder.placed_by[planned.name] = target
-            if assignment.transform is not UNSTATED:
-                builder.stated.add(planned.name)
-        else:
-            _settle(builder, target, first, planned)
+        if kind is not None:
+            builder.examples[kind] = planned
+        _keep(builder, assignment, planned, target)
+
+
+def _kind(
+    builder: PlanBuilder, assignment: Assignment, spec: TensorSpec, wanted: TargetSpec | None
+) -> tuple[object, ...] | None:
+    """What is equal for tensors that are placed alike; None for those of several parts."""
+    sources, targets = assignment.sources, assignment.targets
+    if len(sources) > 1 or len(targets) > 1 or not isinstance(builder.options.device, str):
+        return None
+    return (
+        assignment.transform,
+        spec.dtype,
+        spec.shape,
+        spec.strides,
+        spec.extent and spec.extent.offset % _WIDEST,
+        targets[0].endswith(NEVER_CAST),
+        wanted and wanted.traits,
+    )
+
+
+def _renamed(
+    example: PlannedTensor, assignment: Assignment, wanted: TargetSpec | None
+) -> PlannedTensor:
+    """The plan of a tensor of the same kind."""
+    (source,), (target,) = assignment.sources, assignment.targets
+    view = example.mapped
+    return PlannedTensor(
+        wanted.names[0] if wanted else target,
+        wanted.names[1:] if wanted else (),
+        assignment.sources,
+        example.shape,
+        example.strides,
+        example.dtype,
+        example.stored_dtype,
+        tuple([copy.of(source) for copy in example.copies]),
+        example.transform,
+        example.reduces,
+        example.tolerance,
+        assignment.layer,
+        example.device,
+        example.is_new,
+        view and MappedView(source, view.offset, view.strides),
+    )
+
+
+def _keep(
+    builder: PlanBuilder, assignment: Assignment, planned: PlannedTensor, target: str = ""
+) -> None:
+    target = target or assignment.targets[0]
+    first = builder.placed.setdefault(planned.name, planned)
+    if first is planned:
+        builder.placed_by[planned.name] = target
+        if assignment.transform is not UNSTATED:
+            builder.stated.add(planned.name)
+    else:
+        _settle(builder, target, first, planned)
 
 
 def _places(

@@ -40,6 +40,19 @@ class TargetSpec:
     is_settled: bool = False
     is_made_later: bool = False
 
+    @property
+    def traits(self) -> tuple[object, ...]:
+        """All that decides how it is placed, but its names."""
+        return (
+            self.shape,
+            self.dtype,
+            self.kind,
+            self.is_meta,
+            self.device,
+            self.strides,
+            self.is_settled,
+        )
+
 
 @dataclass(frozen=True)
 class Targets(Mapping[str, TargetSpec]):
