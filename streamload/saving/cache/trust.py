@@ -36,6 +36,8 @@ def folder_fault(folder: str) -> str:
         status = os.stat(folder)
     except OSError:
         return ""  # not there: it will be made
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{printable(folder)}: it is not a folder"
     whose = _owner_fault(status)
     if not whose and not _is_open_to_others(status):
         return ""
