@@ -27,7 +27,7 @@ _WINDOW_TOKENS = 64
 _UNREAD = ("tokenizer.model", "tokenizer.model.v3", "spiece.model", "tekken.json", "qwen.tiktoken")
 # The largest published ones have 35 MB; they take about 70 ns and 12 bytes of memory for each byte.
 _MAX_BYTES = 200_000_000
-_LOAD_S, _LOAD_S_PER_BYTE = 0.8, 200e-9
+_LOAD_S, _LOAD_S_PER_BYTE = 0.4, 200e-9
 _BUILT_BYTES, _BUILT_PER_BYTE = 64 << 20, 20
 # A text of one character takes microseconds, a long one less than 2 µs for each.
 _TEXT_S, _TEXT_S_PER_ITEM = 0.4, 20e-6

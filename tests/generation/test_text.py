@@ -86,3 +86,70 @@ def test_missing_package_says_how_to_install(tmp_path, monkeypatch):
 
 def test_surrogates_do_not_break_encoding(tokenizer):
     assert tokenizer.decode(tokenizer.encode("a\udce9b")) == "a?b"
+
+
+class TestTheProcess:
+    """What happens to the process in which a tokenizer runs happens to no other."""
+
+    @staticmethod
+    def written(folder, **changes):
+        parts = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": []}
+        parts |= {"normalizer": None, "pre_tokenizer": None, "post_processor": None}
+        parts |= {"decoder": None, "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}
+        (folder / "tokenizer.json").write_text(json.dumps({**parts, **changes}))
+        return load_tokenizer(folder)
+
+    @staticmethod
+    def split(pattern):
+        named = {"pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        return {"type": "Split", **named}
+
+    def test_a_panic_is_an_error_and_the_next_text_is_encoded(self, tmp_path, capfd):
+        tokenizer = self.written(tmp_path, pre_tokenizer=self.split("(a+)+$"))
+        with pytest.raises(CheckpointError, match=r"tokenizer\.json: cannot encode a text: Onig"):
+            tokenizer.encode("a" * 60 + "b")
+        assert tokenizer.encode("aa") == [0, 0]
+        assert capfd.readouterr() == ("", "")
+
+    def test_time_and_memory_are_bounded(self, tmp_path):
+        replace = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}
+        many = {"type": "Sequence", "normalizers": [replace] * 20}
+        tokenizer = self.written(tmp_path, normalizer=many)
+        for _ in range(2):
+            with pytest.raises(CheckpointError, match="more time or memory"):
+                tokenizer.encode("a")
+
+    def test_a_file_that_is_too_large(self, tmp_path):
+        with open(tmp_path / "tokenizer.json", "wb") as file:
+            file.truncate(300_000_000)
+        with pytest.raises(CheckpointError, match="300000000 bytes, expected at most"):
+            load_tokenizer(tmp_path)
+
+    def test_nothing_of_the_current_folder_is_imported(self, tmp_path, monkeypatch):
+        (tmp_path / "here").mkdir()
+        for name in ("tokenizers", "json", "signal", "streamload"):
+            (tmp_path / "here" / f"{name}.py").write_text("raise SystemExit(9)")
+        monkeypatch.chdir(tmp_path / "here")
+        monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+        assert self.written(tmp_path).encode("a") == [0]
+
+    def test_it_ends_with_its_tokenizer(self, tmp_path):
+        tokenizer = self.written(tmp_path)
+        child = tokenizer._child
+        assert child.poll() is None
+        del tokenizer
+        assert child.returncode is not None
+
+    def test_an_answer_that_was_broken_off_is_not_taken_for_another(self, tmp_path, monkeypatch):
+        tokenizer = self.written(tmp_path)
+
+        class Interrupted:
+            def readline(self):
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(tokenizer._child, "stdout", Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            tokenizer.encode("a")
+        monkeypatch.undo()
+        with pytest.raises(CheckpointError):
+            tokenizer.encode("a")

@@ -60,7 +60,9 @@ def as_text(source: Source, *, show_all: bool) -> str:
     if len(files) > 1:
         lines += [f"  {printable(file)}  {format_bytes(size)}" for file, size in files.items()]
     if catalog.metadata:
-        pairs = (f"{printable(k)}={printable(v)[:60]}" for k, v in catalog.metadata.items())
+        pairs = (
+            f"{printable(k[:60])}={printable(v[:60])[:60]}" for k, v in catalog.metadata.items()
+        )
         lines.append(f"metadata: {listed(pairs, more=', …')}")
     lines += ["", *_tensor_lines(list(catalog.values()), show_all=show_all), ""]
     by_dtype = _nbytes_by(source, "dtype")

@@ -15,8 +15,8 @@ from streamload.core.wording import printable
 from streamload.sources.small_files import read_small
 
 # GPT-NeoX's own files have at most 5 KiB. PyYAML takes up to 10 µs for each byte.
-_MAX_BYTES = 32 << 10
-_MAX_DEPTH = 16
+_MAX_BYTES = 24 << 10
+_MAX_DEPTH = 8
 _MAX_CHARS = 200
 _INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
 _TAG = "tag:yaml.org,2002:"

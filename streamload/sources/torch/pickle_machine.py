@@ -21,8 +21,8 @@ from streamload.sources.torch.pickle_records import (
 )
 
 # Steps of about 0.2 µs, and bytes of what is built; and how many more for each byte of the file.
-# A tensor takes about 100 and 3000, and 350 bytes of a zip file at the very least.
-_STEPS, _STEPS_PER_BYTE = 1_000_000, 0.15
+# A tensor takes about 160 and 3000, and 350 bytes of a zip file at the very least.
+_STEPS, _STEPS_PER_BYTE = 800_000, 0.1
 _BUILT_BYTES, _BUILT_PER_BYTE = 24 << 20, 8
 _MAX_GLOBAL_CHARS = 1000
 
@@ -73,7 +73,7 @@ class Machine:
                 raise Malformed("it takes more steps than a file of this size should need")
         raise Truncated("it ends early")
 
-    def spend(self, built_bytes: int, steps: int = 0) -> None:
+    def spend(self, built_bytes: int, steps: int = 1) -> None:
         """Count what an opcode has built, about, and the steps it took beside its own."""
         self.steps -= steps
         self.built_bytes -= built_bytes
@@ -115,7 +115,7 @@ class Machine:
             raise Malformed("a global without a name")
         if (length := len(module) + len(name)) > _MAX_GLOBAL_CHARS:
             raise Malformed(f"it names {shown(Global(module, name))}, of {length} characters")
-        self.spend(200, 10)
+        self.spend(200, 60)
         # Protocol 2 writes the module names of Python 2.
         found = Global("builtins" if module == "__builtin__" else module, name)
         if is_known(found):
@@ -177,6 +177,7 @@ class Machine:
         args = self.stack.pop()
         record = rebuild(self.stack[-1], args)
         if isinstance(record, TensorRef):
+            self.spend(0, 4 * len(record.shape))
             self.tensors.append(record)
         self.stack[-1] = record
 

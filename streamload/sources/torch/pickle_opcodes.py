@@ -23,7 +23,7 @@ def _int(count: int, *, signed: bool = False) -> Action:
 def _long(count: int) -> Action:
     def action(m: Machine) -> None:
         data = m.take(m.number(count))
-        m.spend(40 + 2 * len(data))
+        m.spend(40 + 2 * len(data), 4)
         m.stack.append(int.from_bytes(data, "little", signed=True))
 
     return action
@@ -33,7 +33,7 @@ def _text(count: int) -> Action:
     def action(m: Machine) -> None:
         data = m.take(m.number(count))
         # Text with one character outside of the first plane takes four bytes for each.
-        m.spend(72 + len(data) * (1 if data.isascii() else 4))
+        m.spend(72 + len(data) * (1 if data.isascii() else 4), 3)
         m.stack.append(data.decode("utf-8", "surrogatepass"))
 
     return action
@@ -42,7 +42,7 @@ def _text(count: int) -> Action:
 def _bytes(count: int) -> Action:
     def action(m: Machine) -> None:
         data = m.take(m.number(count))
-        m.spend(56 + len(data))
+        m.spend(56 + len(data), 3)
         m.stack.append(data)
 
     return action

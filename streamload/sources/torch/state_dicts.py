@@ -33,7 +33,7 @@ _MAX_DEPTH = 16
 # Entries that are walked, and characters of dotted names; and how many more for each byte of the
 # file. The same dictionary may stand in many places, and again in those.
 _ENTRIES, _ENTRIES_PER_BYTE = 200_000, 1 / 20
-_TENSORS, _TENSORS_PER_BYTE = 5_000, 1 / 400
+_TENSORS, _TENSORS_PER_BYTE = 4_000, 1 / 400
 _NAME_CHARS, _NAME_CHARS_PER_BYTE = 4 << 20, 2
 _SHOWN = 8
 _SAVE = "Save plain tensors by themselves: torch.save(model.state_dict(), ...)"
