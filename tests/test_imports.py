@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "engine": "core system mapping planning sources",
     "module": "core system planning engine",
     "hf": "core mapping planning sources",
-    "saving": "core system mapping models planning sources engine module",
+    "saving": "core system mapping models planning sources engine module hf",
     "loading": "core system mapping models planning sources engine module hf saving",
     "verifying": "core system mapping planning sources engine loading",
     "downloading": "core sources saving",

@@ -280,3 +280,19 @@ def set_generation(model: Model, folder: str) -> None:
                 subfolder="",
                 trust_remote_code=False,
             )
+
+
+# Back to published names
+
+
+def unsaved(model: Model) -> set[str]:
+    """Names that the library leaves out when it saves: of ties, and what it computes anew."""
+    return {*(model._keys_to_ignore_on_save or ()), *getattr(model, "all_tied_weights_keys", ())}
+
+
+def reverted(model: Model, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Tensors under published names, in the library's order."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    found: dict[str, Any] = revert_weight_conversion(model, dict(tensors))
+    return found
