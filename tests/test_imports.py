@@ -31,8 +31,8 @@ MAY_IMPORT = {
     "generation": "core",
     "synthesis": "core saving mapping",
     "measuring": "core system mapping sources loading",
-    "cli": "core system mapping models sources saving loading verifying downloading generation "
-    "synthesis measuring",
+    "cli": "core system mapping models sources hf saving loading verifying downloading "
+    "generation synthesis measuring",
 }
 
 

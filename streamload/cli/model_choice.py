@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from streamload.hf.installed import is_installed
 
 if TYPE_CHECKING:
     from streamload.loading.calls import Loaded
@@ -31,7 +32,7 @@ def _is_only_theirs(path: str) -> bool:
     from streamload.mapping.tables.registry import known_model_types
     from streamload.sources.detect import open_checkpoint
 
-    if importlib.util.find_spec("transformers") is None:
+    if not is_installed():
         return False
     with open_checkpoint(path) as source:
         config, _ = source.config()

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from streamload.core.dtypes import BY_NAME
+from streamload.core.errors import StreamloadError
 from streamload.core.options import Settings
 from streamload.core.specs import TensorSpec, contiguous_strides, numel
 from streamload.hf.library import Model, reverted, unsaved
+from streamload.hf.their_models import empty_model
+from streamload.hf.their_names import bind_theirs
 from streamload.hf.tracing import NoPlaceError, Traced
 from streamload.mapping.layout import Layout
-from streamload.planning.records import Plan, PlannedTensor, Targets
+from streamload.planning.build import build_plan
+from streamload.planning.composing import compose
+from streamload.planning.records import Plan, PlannedTensor, Targets, TargetSpec
+from streamload.sources.base import Source
+from streamload.sources.hub import folder_of
 
 
 def plan_their_export(
@@ -28,7 +37,7 @@ def plan_their_export(
     Returns:
         A plan whose problems say what has no way back.
     """
-    left_out = unsaved(model)
+    left_out = unsaved(model, targets)
     names: list[str] = []
     problems: list[str] = []
     for spec in targets.specs:
@@ -76,3 +85,38 @@ def plan_their_export(
         )
     dtype = options.dtype.torch_name if options.dtype else None
     return Plan(tuple(tensors), (), options, stored, source, model.config.model_type, dtype)
+
+
+def plan_their_conversion(
+    source: Source, config: Mapping[str, Any], options: Settings
+) -> Plan | None:
+    """Plan how a file with the names of the library's module goes back to published ones.
+
+    Args:
+        source: the open checkpoint.
+        config: as in ``config.json``.
+        options: ``dtype`` and the sizes of blocks are used.
+
+    Returns:
+        None if the file has published names already, or is none of the library's.
+    """
+    try:
+        whole = empty_model(config, source.catalog, None, folder=folder_of(source.path), path="")
+    except StreamloadError:
+        return None
+    bound = bind_theirs(whole.names, source.catalog)
+    strange = bound.binding.unexpected or bound.binding.problems or bound.computed
+    if strange or any(c.was_used() for c in whole.names.conversions):
+        return None
+    plain = replace(options, dtype=None)
+    local = build_plan(source.catalog, None, None, plain, source=source.path, binding=bound.binding)
+    specs = [TargetSpec((t.name,), t.shape, t.dtype, is_meta=False) for t in local.tensors]
+    stored = {s.names[0]: TensorSpec(s.names[0], s.dtype, s.shape, source.path) for s in specs}
+    targets = Targets(tuple(specs))
+    back = plan_their_export(whole.model, stored, targets, options, source=source.path)
+    if {t.name for t in back.tensors} == set(source.catalog):
+        return None
+    first = {t.name: t for t in local.tensors}
+    tensors, problems = compose(first, back.tensors, options.dtype)
+    plan = replace(local, tensors=tuple(tensors), model_type=back.model_type, options=options)
+    return plan.with_findings(*back.findings).refused(*problems)

@@ -57,6 +57,6 @@ def test_a_model_that_does_not_continue_texts(tmp_path: Path) -> None:
 
 
 def test_without_the_extra_it_is_named(experts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("streamload.hf.installed.find_spec", lambda name: None)
     said = run("load", experts, code=1)
     assert "extra transformers" in said
