@@ -24,15 +24,15 @@ MAY_IMPORT = {
     "engine": "core system mapping planning sources",
     "module": "core system planning engine",
     "hf": "core mapping planning sources",
-    "saving": "core system mapping models planning sources engine module",
+    "saving": "core system mapping models planning sources engine module hf",
     "loading": "core system mapping models planning sources engine module hf saving",
     "verifying": "core system mapping planning sources engine loading",
     "downloading": "core sources saving",
     "generation": "core",
     "synthesis": "core saving mapping",
     "measuring": "core system mapping sources loading",
-    "cli": "core system mapping models sources saving loading verifying downloading generation "
-    "synthesis measuring",
+    "cli": "core system mapping models sources hf saving loading verifying downloading "
+    "generation synthesis measuring",
 }
 
 

@@ -280,3 +280,26 @@ def set_generation(model: Model, folder: str) -> None:
                 subfolder="",
                 trust_remote_code=False,
             )
+
+
+# Back to published names
+
+
+def unsaved(model: Model, held: Collection[str]) -> set[str]:
+    """Names that the library leaves out when it saves: of ties, and what it computes anew.
+
+    Args:
+        model: of the library.
+        held: the names that have values; a tied one is left out for the sake of another.
+    """
+    ties: Mapping[str, str] = getattr(model, "all_tied_weights_keys", {})
+    tied = {name for name, kept in ties.items() if kept in held}
+    return tied | set(model._keys_to_ignore_on_save or ())
+
+
+def reverted(model: Model, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Tensors under published names, in the library's order."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    found: dict[str, Any] = revert_weight_conversion(model, dict(tensors))
+    return found

@@ -73,7 +73,8 @@ class TheirModule:
             spec = replace(spec, is_settled=True, is_made_later=True, persistent=is_wanted)
         elif spec.kind == "buffer":
             dtype = dtype or self.dtype
-        if dtype is None or not self._is_empty or not BY_NAME[spec.dtype].is_floating:
+        # The library casts what it keeps in float32 even if it is a counter.
+        if dtype is None or not (self.is_made or (self._is_empty and _is_floating(spec))):
             return spec
         name = BY_TORCH_NAME[str(dtype).removeprefix("torch.")].name
         return replace(spec, dtype=name, is_settled=True)
@@ -88,6 +89,10 @@ class TheirModule:
         missing = [name for name in self.model.state_dict() if name not in filled]
         finish(self.model, missing=missing, device_of=lambda n: device_of(n, plan.options.device))
         self.names.keep_used()
+
+
+def _is_floating(spec: TargetSpec) -> bool:
+    return BY_NAME[spec.dtype].is_floating
 
 
 def their_module(module: object, dtype: DType | None) -> TheirModule | None:

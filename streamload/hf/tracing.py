@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from streamload.core.specs import Shape, contiguous_strides, numel
 from streamload.mapping.layout import Axis, Layout, LayoutError, Piece, concat
@@ -83,10 +84,17 @@ class Traced(torch.Tensor):
         try:
             made = rule(*args, **(kwargs or {}))
         except LayoutError as error:
+            # Shapes that do not fit are torch's own error; with those that do, it is ours.
+            func(*tree_map(_on_meta, args), **(kwargs or {}))
             raise NoPlaceError(str(error)) from error
         if isinstance(made, Layout):
             return cls(made, first.dtype)
         return [cls(layout, first.dtype) for layout in made]
+
+
+def _on_meta(value: Any) -> Any:
+    is_traced = isinstance(value, Traced)
+    return torch.empty(value.shape, dtype=value.dtype, device="meta") if is_traced else value
 
 
 def _layout(value: object) -> Layout:

@@ -51,8 +51,8 @@ def config_to_build(
     if model_type not in known:
         raise CheckpointError(
             f"config.json says model_type {model_type!r}; models here: "
-            f"{', '.join(known)}. Build the module yourself and use "
-            "streamload.load_into",
+            f"{', '.join(known)}. With the extra transformers, streamload.load_transformers "
+            "builds its class; or build the module yourself and use streamload.load_into",
             path=path,
         )
     return config, notices

@@ -57,6 +57,8 @@ def target_dtype(
     if spec is None:
         return wanted if wanted is not None and found.is_floating else found
     own = BY_NAME[spec.dtype]
+    if spec.is_meta and spec.is_settled and own.is_floating:
+        return own
     if found.is_floating != own.is_floating or (not found.is_floating and found != own):
         raise DtypeError(
             f"is stored as {found.name}, the module's {spec.kind} is {own.name}: "
@@ -65,7 +67,7 @@ def target_dtype(
     if not found.is_floating:
         return found
     if spec.is_meta:
-        return own if spec.is_settled else wanted or found
+        return wanted or found
     if wanted is not None and wanted != own and spec.kind == "parameter":
         raise DtypeError(
             f"holds data as {own.name} and is overwritten in place, so dtype={wanted.torch_name} "
@@ -90,7 +92,8 @@ def refuse_mixed(
     if len(counts) == 1:
         return
     can_be_cast = all(BY_NAME[dtype].is_floating for dtype in counts)
-    if can_be_cast and (wanted is not None or (spec is not None and not spec.is_meta)):
+    is_known = spec is not None and (spec.is_settled or not spec.is_meta)
+    if can_be_cast and (wanted is not None or is_known):
         return
     ((usual, _),) = counts.most_common(1)
     pairs = zip(names, stored, strict=True)

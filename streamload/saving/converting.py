@@ -14,8 +14,9 @@ from streamload.core.options import bound_of_shards, settings_from
 from streamload.core.report import ExportReport, LoadedTensor
 from streamload.core.wording import listed, printable
 from streamload.engine.reduce import compare
+from streamload.hf.installed import is_installed
 from streamload.mapping.configuration import config_or_guess
-from streamload.planning.conversion import plan_conversion
+from streamload.planning.conversion import Conversion, plan_conversion
 from streamload.planning.records import Plan
 from streamload.saving.checkpoint import peak_memory, write_checkpoint
 from streamload.saving.extras import companions, config_text, left_behind
@@ -72,9 +73,14 @@ def convert(
     options = settings_from({"dtype": dtype})
     max_shard_bytes = bound_of_shards(max_shard_bytes)
     target = os.fsdecode(path)
+    from streamload.hf.their_exports import plan_their_conversion  # brings torch
+
     with open_checkpoint(source) as opened, PeakSampler() as sampler:
         config, notices = config_or_guess(opened.config(), opened.catalog)
         conversion = plan_conversion(opened.catalog, config, names, options, source=opened.path)
+        if conversion.names == "stored" and names == "published" and config and is_installed():
+            theirs = plan_their_conversion(opened, config, options)
+            conversion = Conversion(theirs, names, config) if theirs else conversion
         plan = only_writable(conversion.plan)
         plan.raise_if_refused()
         _refuse_unequal_ties(plan, opened)

@@ -15,6 +15,8 @@ from streamload.core.errors import PlanError
 from streamload.core.options import bound_of_shards, settings_from
 from streamload.core.report import ExportReport
 from streamload.core.wording import listed
+from streamload.hf.library import is_model
+from streamload.hf.their_exports import plan_their_export
 from streamload.mapping.binding import Mapper
 from streamload.mapping.common import layer_of
 from streamload.mapping.rules import NameMap, Rule
@@ -60,7 +62,8 @@ def export(
     options = settings_from({"dtype": dtype})
     max_shard_bytes = bound_of_shards(max_shard_bytes)
     targets = targets_of(module)
-    name_map = _backwards(mapping, module, targets)
+    is_theirs = mapping == "auto" and is_model(module)
+    name_map = None if is_theirs else _backwards(mapping, module, targets)
     tensors = {
         name: tensor
         for group in (module.named_parameters, module.named_buffers)
@@ -75,7 +78,11 @@ def export(
             f"tensors ({kinds}) cannot be exported; export before it is quantised or sharded"
         )
     source = MemorySource(tensors, path=f"<{type(module).__name__}>")
-    plan = build_export_plan(source.catalog.tensors, name_map, targets, options, source=source.path)
+    tensors_stored, given = source.catalog.tensors, source.path
+    if is_theirs:
+        plan = plan_their_export(module, tensors_stored, targets, options, source=given)
+    else:
+        plan = build_export_plan(tensors_stored, name_map, targets, options, source=given)
     plan = only_writable(plan)
     plan.raise_if_refused()
     config = _config_dict(module)
@@ -89,7 +96,7 @@ def export(
         )
     return replace(
         report,
-        names="published" if name_map is not None else "local",
+        names="published" if is_theirs or name_map is not None else "local",
         elapsed_s=time.perf_counter() - start_s,
         memory=peak_memory(sampler),
     )
@@ -130,4 +137,6 @@ def _config_dict(module: nn.Module) -> dict[str, Any]:
     """What ``config.json`` is to say: what the model was loaded from, or its own configuration."""
     to_dict = getattr(getattr(module, "config", None), "to_dict", None)
     own = to_dict() if callable(to_dict) else {}
+    if is_model(module):
+        own["architectures"] = [type(module).__name__]
     return {**own, **getattr(module, "published_config", {})}

@@ -72,7 +72,7 @@ def test_load_into_a_module_of_the_library(folders: dict[str, Path], name: str) 
     assert not named.intersection(differences(half, got.eval(), grads=False))
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "gemma2"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "llama"])
 def test_load_into_every_part_of_a_model(folders: dict[str, Path], name: str) -> None:
     wanted = reference(folders[name])
     paths = [path for path, part in wanted.named_modules() if path and list(part.parameters())]

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from streamload.cli.model_choice import load_model, transformers_option
 from streamload.cli.render.clock import seconds_since_start
 from streamload.cli.render.progress import progress_bar
 from streamload.cli.render.tables import say
 from streamload.cli.shared_options import common_options, given, load_options
 from streamload.cli.types import TOKENS
+from streamload.core.errors import CheckpointError
 from streamload.core.wording import plural
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ _DRAWING = ("temperature", "top_k", "top_p")
     help="Stop before this token; may be given several times. "
     "[default: with --prompt the model's end tokens, else none]",
 )
+@transformers_option
 @load_options
 @common_options
 def command(
@@ -78,7 +81,9 @@ def command(
     sampling = given({name: options.pop(name) for name in _SAMPLING})
     draws_as_told = options.pop("sampling_defaults")
     with progress_bar("loading") as progress:
-        loaded = streamload.load(path, progress=progress, **given(options))
+        loaded = load_model(path, progress=progress, **given(options))
+    if loaded.config.get("is_encoder_decoder"):
+        raise CheckpointError("an encoder and a decoder: it cannot continue a text", path=path)
     report = loaded.report
     if not sampling["stop_token"] and tokenizer is not None:
         sampling["stop_token"] = end_tokens(loaded.generation_config)

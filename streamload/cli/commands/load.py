@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from streamload.cli.failures import as_options
+from streamload.cli.model_choice import load_model, transformers_option
 from streamload.cli.render.progress import progress_bar
 from streamload.cli.render.tables import say, say_result
 from streamload.cli.render.trace import TRACE_PATH, Trace
@@ -26,6 +27,7 @@ from streamload.measuring.own_peers import import_for_loads
     metavar="FILE.png|FILE.json",
     help="Write memory and bytes read over time; a picture needs the extra plot.",
 )
+@transformers_option
 @load_options
 @common_options
 def command(
@@ -35,8 +37,6 @@ def command(
 
     Shows how fast a load is and how much memory it takes; the model is gone afterwards.
     """
-    import streamload
-
     trace = None
     if trace_path is not None:
         import_for_loads()  # or the curves would include the memory that torch takes
@@ -45,7 +45,7 @@ def command(
         if trace is not None:
             progress = trace.progress(progress)
         # Held until the trace has ended, which would otherwise show the model being freed.
-        loaded = streamload.load(path, progress=progress, **given(options))
+        loaded = load_model(path, progress=progress, **given(options))
     report = loaded.report
     if trace is not None and trace_path is not None:
         trace.write(trace_path, report)

@@ -1,0 +1,40 @@
+"""Which class a checkpoint is loaded into: a reference model, or one of transformers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streamload.hf.installed import is_installed
+
+if TYPE_CHECKING:
+    from streamload.loading.calls import Loaded
+
+transformers_option = click.option(
+    "--transformers",
+    "by_transformers",
+    is_flag=True,
+    help="Load into the class of transformers, which is the default where there is no model here.",
+)
+
+
+def load_model(path: str, *, by_transformers: bool, **options: Any) -> Loaded:
+    """Load a checkpoint into its reference model, else into transformers' class if it is there."""
+    import streamload
+
+    if by_transformers or _is_only_theirs(path):
+        return streamload.load_transformers(path, **options)
+    return streamload.load(path, **options)
+
+
+def _is_only_theirs(path: str) -> bool:
+    from streamload.mapping.tables.registry import known_model_types
+    from streamload.sources.detect import open_checkpoint
+
+    if not is_installed():
+        return False
+    with open_checkpoint(path) as source:
+        config, _ = source.config()
+    known = known_model_types(with_model=True)
+    return bool(config) and (config or {}).get("model_type") not in known
