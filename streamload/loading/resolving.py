@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -15,9 +15,11 @@ from streamload.core.wording import printable
 from streamload.engine.lanes.choice import unusable
 from streamload.engine.on_layer import OnLayer
 from streamload.loading.meanings import with_meanings
+from streamload.loading.own_code import OwnPart, with_own_code
 from streamload.mapping.binding import Binding, Mapper, bind
 from streamload.mapping.choose import choose_binding, under_prefix
 from streamload.models.decoder import Decoder
+from streamload.module.extra_state import extra_state_specs
 from streamload.module.overlap import in_place_problems
 from streamload.module.quantizing import quantized_plan, quantizing
 from streamload.module.targets import targets_of, wrapper_problems
@@ -40,6 +42,7 @@ class Job:
         binding: of the stored names.
         notices: what is known of the load before its plan.
         config: as in ``config.json``.
+        own: what the module's own code does beside taking tensors.
     """
 
     source: Source
@@ -50,6 +53,7 @@ class Job:
     binding: Binding
     notices: tuple[str, ...] = ()
     config: Mapping[str, Any] | None = None
+    own: OwnPart = field(default_factory=OwnPart)
 
 
 def resolve(
@@ -75,6 +79,8 @@ def resolve(
     """
     try:
         targets = None if module is None else targets_of(module)
+        if module is not None and targets is not None:
+            targets = Targets((*targets.specs, *extra_state_specs(module)))
     except PlanError as error:
         raise PlanError(f"{printable(source.path)}: {error}") from error
     is_empty = module is None or any(p.is_meta for p in module.parameters())
@@ -89,7 +95,14 @@ def resolve(
     if config is None:
         with suppress(CheckpointError):  # a load by a mapping of the caller's own needs none
             config, _ = source.config()
-    return Job(source, module, settings, targets, mapper, binding, notices, config)
+    own = OwnPart()
+    if module is not None and targets is not None:
+        stored, prefix = under_prefix(source.catalog, settings.prefix), settings.prefix
+        targets, binding, own = with_own_code(
+            module, source, stored, mapper, targets, binding, prefix
+        )
+        notices = (*notices, *own.notices)
+    return Job(source, module, settings, targets, mapper, binding, notices, config, own)
 
 
 def plan_load(job: Job) -> Plan:
@@ -114,6 +127,7 @@ def _plan(job: Job) -> Plan:
         binding=job.binding,
     )
     plan = replace(plan, findings=()).noticed(*job.notices).with_findings(*plan.findings)
+    plan = job.own.told(plan)
     device = settings.device
     devices = (device,) if isinstance(device, str) else sorted(set(device.values()))
     problems = [why for device in devices if (why := unusable(device))]

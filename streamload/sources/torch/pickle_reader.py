@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from streamload.sources.torch.denied_globals import is_denied
 from streamload.sources.torch.pickle_globals import is_known, rebuild, storage_of
 from streamload.sources.torch.pickle_records import (
+    Call,
+    Entries,
     Global,
     Malformed,
     Placeholder,
@@ -146,7 +148,7 @@ class _Machine:
 
     def extend(self, values: list[object]) -> None:
         target = self.stack[-1]
-        if isinstance(target, Placeholder):
+        if isinstance(target, Placeholder | Call):
             target = target.parts
         if not isinstance(target, list):
             raise Malformed("items for something that is no list")
@@ -165,11 +167,12 @@ class _Machine:
             target[key] = value
 
     def build(self) -> None:
-        # Attributes of an ordered dictionary (a state dict's _metadata): not needed.
-        state = self.stack.pop()
-        if isinstance(self.stack[-1], Placeholder):
-            self.stack[-1].parts.append(state)
-        elif not isinstance(self.stack[-1], dict | UnusableTensor):
+        state, target = self.stack.pop(), self.stack[-1]
+        if isinstance(target, Placeholder | Call):
+            target.parts.append(state)
+        elif isinstance(target, Entries):
+            target.state = state
+        elif not isinstance(target, dict | UnusableTensor):
             raise Malformed("attributes for something that is no dictionary")
 
     def load_storage(self) -> None:
@@ -327,12 +330,12 @@ _ACTIONS: dict[int, Action] = {
     0x8C: _text(1),
     0x8D: _text(8),
     0x8E: _bytes(8),
-    0x8F: lambda m: m.stack.append([]),  # EMPTY_SET: a list will do
+    0x8F: lambda m: m.stack.append(Call(Global("builtins", "set"), [()])),  # EMPTY_SET
     0x90: lambda m: m.extend(m.items()),  # ADDITEMS
-    0x91: lambda m: m.push(m.items()),  # FROZENSET
+    0x91: lambda m: m.push(Call(Global("builtins", "frozenset"), [(m.items(),)])),
     0x92: _new_object,
     0x93: _stack_global,
     0x94: lambda m: m.memo.__setitem__(len(m.memo), m.stack[-1]),
     0x95: _frame,
-    0x96: _bytes(8),  # BYTEARRAY8
+    0x96: lambda m: m.push(Call(Global("builtins", "bytearray"), [(m.take(m.number(8)),)])),
 }

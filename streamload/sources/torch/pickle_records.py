@@ -83,6 +83,33 @@ class Placeholder:
     parts: list[object] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """A call of a harmless name of the table, kept as it stands: extra states are made of it.
+
+    ``parts`` begins with the arguments; items and state that the pickle adds follow.
+    """
+
+    name: Global
+    parts: list[object]
+
+
+class Entries(dict[object, object]):
+    """What the pickle makes by calling a kind of dictionary.
+
+    Attributes:
+        call: the name that is called, and its arguments.
+        state: what is set on it; of a state dict, its ``_metadata``.
+    """
+
+    call: Call
+    state: object = None
+
+
+class Size(tuple[int, ...]):
+    """A ``torch.Size``."""
+
+
 def holds_tensor(value: object) -> bool:
     """True if a tensor is somewhere in ``value``, placeholders and cycles included."""
     seen: set[int] = set()
@@ -93,7 +120,7 @@ def holds_tensor(value: object) -> bool:
             return True
         if id(value) in seen:
             continue
-        if isinstance(value, Placeholder):
+        if isinstance(value, Placeholder | Call):
             value = value.parts
         if isinstance(value, dict):
             seen.add(id(value))
@@ -112,7 +139,8 @@ def is_key(value: object) -> bool:
 
 
 def _is_scalar(value: object) -> bool:
-    return value is None or isinstance(value, str | int | float | bytes | Global | Placeholder)
+    kinds = str | int | float | bytes | Global | Placeholder | Call
+    return value is None or isinstance(value, kinds)
 
 
 def shown(value: object) -> str:
@@ -121,7 +149,7 @@ def shown(value: object) -> str:
         return "a huge number"
     if not _is_scalar(value):
         return f"a {type(value).__name__}"
-    if isinstance(value, Placeholder):
+    if isinstance(value, Placeholder | Call):
         value = value.name
     text = str(value) if isinstance(value, Global) else repr(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import TypeAlias
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from streamload.core.errors import CheckpointError
 from streamload.core.wording import listed
 from streamload.sources.torch.pickle_records import (
+    Entries,
     Placeholder,
     TensorRef,
     UnusableTensor,
@@ -31,11 +33,28 @@ _TRAINING_STATE = re.compile(
 _MAX_DEPTH = 16
 _MAX_ENTRIES = 2_000_000
 _SHOWN = 8
+# Where torch keeps what a module's get_extra_state() gives.
+_EXTRA_STATE = "_extra_state"
 _SAVE = "Save plain tensors by themselves: torch.save(model.state_dict(), ...)"
 Found: TypeAlias = dict[str, TensorRef | UnusableTensor]
 
 
-def find_weights(root: object, prefix: str | None = None) -> tuple[dict[str, TensorRef], list[str]]:
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a state dict holds beside tensors, as records.
+
+    Attributes:
+        objects: extra states that are no tensors, by name.
+        versions: module path → what the state dict notes of it.
+    """
+
+    objects: dict[str, object] = field(default_factory=dict)
+    versions: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def find_weights(
+    root: object, prefix: str | None = None
+) -> tuple[dict[str, TensorRef], list[str], Beside]:
     """The one state dict in ``root``, nested dictionaries flattened with dots; and notices.
 
     The tensors stand in the file's order. ``optimizer``, ``ema`` and their like are not taken
@@ -53,7 +72,8 @@ def find_weights(root: object, prefix: str | None = None) -> tuple[dict[str, Ten
         )
     if not isinstance(root, dict):
         raise CheckpointError(f"holds {_describe(root)}, expected a dictionary of names to tensors")
-    found, left_out, notices = _choose(root, (prefix or "").split("."), _Collector())
+    collector = _Collector()
+    found, left_out, notices = _choose(root, (prefix or "").split("."), collector)
     if problems := tuple(
         f"tensor {name!r} is {value.kind}"
         for name, value in found.items()
@@ -74,8 +94,13 @@ def find_weights(root: object, prefix: str | None = None) -> tuple[dict[str, Ten
         )
     if left_out:
         notices.append(f"not part of the weights, left out: {_list(left_out)}")
+    if collector.beside.objects:
+        notices.append(
+            "extra states that are no tensors, for modules that take them: "
+            + _list(collector.beside.objects)
+        )
     tensors = {name: value for name, value in found.items() if isinstance(value, TensorRef)}
-    return tensors, notices
+    return tensors, notices, collector.beside
 
 
 def _choose(
@@ -114,7 +139,7 @@ def _choose(
         )
         more = [f"other weights of the same names are there: {ways} takes them"] if ways else []
         return found, left_out, more
-    found = collector.flatten({key: root[key] for key in root if key not in skipped})
+    found = collector.flatten(root, skipped)
     left_out = [*skipped, *collector.others]
     others = [key for key in skipped if collector.has_tensor(root[key])]
     if others and not found:
@@ -160,18 +185,22 @@ class _Collector:
 
     def __init__(self) -> None:
         self.others: list[object] = []
+        self.beside = Beside()
         self._left = _MAX_ENTRIES
 
-    def flatten(self, tree: object) -> Found:
+    def flatten(self, tree: object, skipped: Collection[object] = ()) -> Found:
         """All tensors under ``tree`` by dotted name; what is no tensor goes to ``others``."""
         self.others = []
+        self.beside = Beside()
         found: Found = {}
         if isinstance(tree, dict):
-            self._walk(tree, "", 0, found)
+            self._note_versions(tree, "")
+            self._walk({k: v for k, v in tree.items() if k not in skipped}, "", 0, found)
         return found
 
     def _walk(self, tree: dict[object, object], prefix: str, depth: int, found: Found) -> None:
         self._spend(depth, len(tree))
+        self._note_versions(tree, prefix)
         for key, value in tree.items():
             if isinstance(value, TensorRef | UnusableTensor):
                 if not isinstance(key, str):
@@ -181,6 +210,8 @@ class _Collector:
                 if prefix + key in found:
                     raise CheckpointError("two nested entries have this name", tensor=prefix + key)
                 found[prefix + key] = value
+            elif isinstance(key, str) and key.rpartition(".")[2] == _EXTRA_STATE:
+                self.beside.objects[prefix + key] = value
             elif isinstance(value, Placeholder) and holds_tensor(value):
                 name = prefix + key if isinstance(key, str) else shown(key)
                 found[name] = UnusableTensor(f"inside a whole object of {shown(value)}")
@@ -190,6 +221,15 @@ class _Collector:
                 raise CheckpointError(f"tensors stand under the key {shown(key)}, which is no name")
             elif not (isinstance(value, dict) and depth):
                 self.others.append(prefix + key if isinstance(key, str) else key)
+
+    def _note_versions(self, tree: dict[object, object], prefix: str) -> None:
+        """What the state dict at ``prefix`` notes of its modules (torch's ``_metadata``)."""
+        attributes = tree.state if isinstance(tree, Entries) else None
+        noted = attributes.get("_metadata") if isinstance(attributes, dict) else None
+        for path, of in noted.items() if isinstance(noted, dict) else ():
+            if isinstance(path, str) and isinstance(of, dict):
+                plain = {n: v for n, v in of.items() if isinstance(v, int | str | None)}
+                self.beside.versions[(prefix + path).rstrip(".")] = plain
 
     def has_tensor(self, tree: object, depth: int = 0) -> bool:
         """True if a tensor is somewhere in the nested dictionaries of ``tree``."""
