@@ -89,7 +89,11 @@ def resolve(
     if isinstance(mapping, str):
         if mapping != "auto":
             raise ValueError(f"mapping must be 'auto' or a map, not {mapping!r}")
-        mapper, binding = choose_binding(config, source.catalog, targets, prefix=settings.prefix)
+        # transformers' name for the model inside of a class with a head, such as "bert".
+        base = str(getattr(module, "base_model_prefix", "") or "")
+        mapper, binding = choose_binding(
+            config, source.catalog, targets, prefix=settings.prefix, base=base
+        )
     else:
         mapper, binding = mapping, bind(mapping, under_prefix(source.catalog, settings.prefix))
     if config is None:

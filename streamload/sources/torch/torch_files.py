@@ -231,7 +231,7 @@ def _torch_folder(archive: Archive) -> bytes:
         held = listed(map(printable, sorted(archive.records)), 3) or "nothing"
         npz = all(name.endswith(b".npy") for name in archive.records) and archive.records
         kind = "numpy's zip archive (.npz)" if npz else "a zip archive"
-        raise CheckpointError(f"is {kind}, but not one that torch.save wrote (it holds {held})")
+        raise CheckpointError(f"is not a file that torch.save wrote: it holds {held} and is {kind}")
     folder = names[0].removesuffix(b"data.pkl")
     if not all(name.startswith(folder) for name in archive.records):
         raise CheckpointError("damaged zip archive: not all of its records are in one folder")
