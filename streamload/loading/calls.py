@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 from streamload.core.errors import PlanError
 from streamload.core.options import LoadOptions, settings_from
 from streamload.core.report import LoadReport
-from streamload.core.wording import printable
+from streamload.core.wording import listed, printable
 from streamload.loading.budget import measured
 from streamload.loading.building import build
 from streamload.loading.resolving import plan_load, resolve
@@ -110,9 +110,9 @@ def load_into(
     settings = replace(settings_from(options), expected_layers=expected_layers)
     with open_layers(path, settings.layers, settings.prefix) as source:
         job = resolve(source, module, settings, _config(mapping, source), mapping)
-        finished = run(job)
-        commit(module, finished.plan, finished.loaded, on_assign=on_assign)
-    return finished.report
+        done = run(job)
+        told = commit(module, done.plan, done.loaded, own=done.own, on_assign=on_assign)
+    return replace(done.report, notices=(*done.report.notices, *told))
 
 
 def load_state_dict(
@@ -135,7 +135,11 @@ def load_state_dict(
         done = run(job)
         known = {spec.name: spec for spec in done.plan.stored.values()}
         # There is no report that could say it.
-        for text in dict.fromkeys((*done.plan.meaning, *scale_notices(known, known))):
+        texts = [*done.plan.meaning, *scale_notices(known, known)]
+        if source.objects:
+            left_out = listed(map(repr, source.objects))
+            texts.append(f"extra states that are no tensors, left out: {left_out}")
+        for text in dict.fromkeys(texts):
             warnings.warn(f"{printable(source.path)}: {text}", stacklevel=2)
         return _by_name(done)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -16,9 +16,11 @@ from streamload.engine.lanes.choice import unusable
 from streamload.engine.on_layer import OnLayer
 from streamload.hf.their_models import TheirModule, bind_by_library, their_module
 from streamload.loading.meanings import with_meanings
+from streamload.loading.own_code import OwnPart, with_own_code
 from streamload.mapping.binding import Binding, Mapper, bind
 from streamload.mapping.choose import choose_binding, under_prefix
 from streamload.models.decoder import Decoder
+from streamload.module.extra_state import extra_state_specs
 from streamload.module.overlap import in_place_problems
 from streamload.module.quantizing import quantized_plan, quantizing
 from streamload.module.targets import targets_of, wrapper_problems
@@ -43,6 +45,7 @@ class Job:
         config: as in ``config.json``.
         theirs: the module, if it is one of transformers.
         transient_bytes: what the source takes to compute a tensor, beside what a plan knows of.
+        own: what the module's own code does beside taking tensors.
     """
 
     source: Source
@@ -55,6 +58,7 @@ class Job:
     config: Mapping[str, Any] | None = None
     theirs: TheirModule | None = None
     transient_bytes: int = 0
+    own: OwnPart = field(default_factory=OwnPart)
 
 
 def resolve(
@@ -82,6 +86,8 @@ def resolve(
     """
     try:
         targets = None if module is None else targets_of(module)
+        if module is not None and targets is not None:
+            targets = Targets((*targets.specs, *extra_state_specs(module)))
     except PlanError as error:
         raise PlanError(f"{printable(source.path)}: {error}") from error
     if theirs is None and isinstance(mapping, str):
@@ -98,7 +104,11 @@ def resolve(
     if isinstance(mapping, str):
         if mapping != "auto":
             raise ValueError(f"mapping must be 'auto' or a map, not {mapping!r}")
-        mapper, binding = choose_binding(config, source.catalog, targets, prefix=settings.prefix)
+        # transformers' name for the model inside of a class with a head, such as "bert".
+        base = str(getattr(module, "base_model_prefix", "") or "")
+        mapper, binding = choose_binding(
+            config, source.catalog, targets, prefix=settings.prefix, base=base
+        )
         found = None
         if module is not None:
             found = bind_by_library(source, module, theirs, settings.prefix, config, binding)
@@ -110,7 +120,14 @@ def resolve(
     if config is None:
         with suppress(CheckpointError):  # a load by a mapping of the caller's own needs none
             config, _ = source.config()
-    known = (notices, config, theirs, transient_bytes)
+    own = OwnPart()
+    if module is not None and targets is not None:
+        stored, prefix = under_prefix(source.catalog, settings.prefix), settings.prefix
+        targets, binding, own = with_own_code(
+            module, source, stored, mapper, targets, binding, prefix
+        )
+        notices = (*notices, *own.notices)
+    known = (notices, config, theirs, transient_bytes, own)
     return Job(source, module, settings, targets, mapper, binding, *known)
 
 
@@ -148,6 +165,7 @@ def _plan(job: Job) -> Plan:
     if job.theirs is not None:
         plan = replace(plan, model_type=job.theirs.model.config.model_type)
     plan = replace(plan, findings=()).noticed(*job.notices).with_findings(*plan.findings)
+    plan = job.own.told(plan)
     device = settings.device
     devices = (device,) if isinstance(device, str) else sorted(set(device.values()))
     problems = [why for device in devices if (why := unusable(device))]

@@ -13,6 +13,7 @@ from streamload.engine.execute import Execution, execute
 from streamload.engine.lanes.choice import lane_for
 from streamload.loading.budget import check_memory, is_cache_in_the_way, measured
 from streamload.loading.resolving import Job, hook_for, plan_load
+from streamload.module.extra_state import OwnCode
 from streamload.module.targets import existing_tensors
 from streamload.planning.records import Plan
 from streamload.saving.cache.through import look_up, store
@@ -27,11 +28,13 @@ class Run:
         plan: as made from the checkpoint.
         loaded: the new tensors, and what was seen of the data.
         report: complete.
+        own: what the module's own code adds.
     """
 
     plan: Plan
     loaded: Execution
     report: LoadReport
+    own: OwnCode
 
 
 def run(job: Job) -> Run:
@@ -57,6 +60,7 @@ def run(job: Job) -> Run:
             followed = measured(followed)
             if job.settings.check_memory:
                 check_memory(followed, lane.room())
+            own = job.own.read(job.source)
             # Neither a caller's inference mode nor its default device may reach new tensors.
             with torch.inference_mode(mode=False), torch.device("cpu"):
                 loaded = execute(
@@ -86,4 +90,4 @@ def run(job: Job) -> Run:
             peak_device_bytes=lane.peak_bytes(),
         ),
     )
-    return Run(plan, loaded, report)
+    return Run(plan, loaded, report, own)

@@ -64,8 +64,14 @@ def bind(mapper: Mapper, stored: Mapping[str, TensorSpec]) -> Binding:
     )
 
 
-def bind_equal(stored: Mapping[str, TensorSpec], targets: Collection[str] | None) -> Binding:
-    """Bind equal names; where a name does not fit, known wrappers are taken off both sides."""
+def bind_equal(
+    stored: Mapping[str, TensorSpec], targets: Collection[str] | None, base: str = ""
+) -> Binding:
+    """Bind equal names; where a name does not fit, known wrappers are taken off both sides.
+
+    ``base`` is one more of them: what the module calls the model inside of its heads.
+    """
+    wrappers = (*_WRAPPERS, base) if base else _WRAPPERS
     if targets is None:
         return Binding(tuple(Assignment((n,), (n,), layer=layer_of(n)) for n in stored))
     bare: dict[str, list[str]] = {}
@@ -75,8 +81,8 @@ def bind_equal(stored: Mapping[str, TensorSpec], targets: Collection[str] | None
             return name
         if not bare:
             for target in targets:
-                bare.setdefault(strip_wrappers(target, _WRAPPERS), []).append(target)
-        plain = strip_wrappers(name, _WRAPPERS)
+                bare.setdefault(strip_wrappers(target, wrappers), []).append(target)
+        plain = strip_wrappers(name, wrappers)
         fits = bare.get(plain) or bare.get(KNOWN_RENAMES.get(plain, ""), [])
         if len(fits) == 1:
             return fits[0]

@@ -18,24 +18,25 @@ def choose_binding(
     targets: Mapping[str, object] | None,
     *,
     prefix: str | None = None,
+    base: str = "",
 ) -> tuple[NameMap | None, Binding]:
     """A table of the config's ``model_type``, or None for equal names; and what it binds.
 
     The one that places most stored names wins; of equal ones the published names, then the other
     tables, then equal names. So a file that already has the module's own names (a conversion to
-    local names) is taken as it is.
+    local names) is taken as it is. ``base``: see ``bind_equal``.
     """
     stored = under_prefix(catalog, prefix)
     tables = _tables(config)
     if not tables:
-        return None, bind_equal(stored, targets)
+        return None, bind_equal(stored, targets, base)
     if targets is None and too_many(tables[0].layers, len(catalog)):
         return tables[0], bind_table(tables[0], stored)  # planning refuses it
     wanted = tables[0].target_names() if targets is None else set(targets)
     bindings = [bind_table(table, stored) for table in tables]
     counts = [_placed(binding, wanted) for binding in bindings]
     by_table = max(counts)
-    by_name = bind_equal(stored, wanted)
+    by_name = bind_equal(stored, wanted, base)
     best = counts.index(by_table)
     renames = any(a.sources != a.targets for a in bindings[best].assignments)
     least = _placed(by_name, wanted) + (not renames)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.nn.modules.module import _IncompatibleKeys
 
-from streamload.core.errors import PlanError, note_overwritten
+from streamload.core.errors import PlanError, naming, note_overwritten
 from streamload.engine.on_layer import Replacements
+from streamload.module.extra_state import OwnCode
+from streamload.module.own_loading import run_post_hooks
 from streamload.module.targets import slots
 from streamload.planning.devices import device_of
 from streamload.planning.records import Plan
@@ -45,8 +49,9 @@ def commit(
     plan: Plan,
     loaded: Replacements,
     *,
+    own: OwnCode | None = None,
     on_assign: OnAssign | None = None,
-) -> None:
+) -> list[str]:
     """Put all new tensors in their place at once; on any exception the module is as it was.
 
     Kept: Parameter subclass and attributes, ``requires_grad``, ties, order, hooks. Real buffers
@@ -57,32 +62,41 @@ def commit(
         plan: what goes where.
         loaded: new tensors by target name, and modules that take the place of those of their
             names; of tensors that come from the caller their own class is kept.
+        own: what the modules' own code and their extra states add.
         on_assign: called with (stored name, module name) before each assignment.
+
+    Returns:
+        What a user should know of it.
 
     Raises:
         PlanError: a module of ``loaded`` has no place; nothing was changed.
     """
-    changes = _changes(module, plan, loaded) + _swaps(module, loaded.modules)
+    own = own or OwnCode()
+    changes = _changes(module, plan, loaded, own.made) + _swaps(module, loaded.modules)
     sources = {t.name: [plan.stored[s].name for s in t.sources] for t in plan.tensors}
-    done: list[_Change] = []
+    undo: list[Callable[[], object]] = []
     try:
         for change in changes:
             if on_assign is not None:
                 for stored in sources.get(change.name, ()):
                     on_assign(stored, change.name)
-            done.append(change)
+            undo.append(partial(change.put, change.old))
             change.put(change.new)
         if on_assign is not None:
             for planned in plan.tensors:
                 if not planned.is_new:
                     for stored in sources[planned.name]:
                         on_assign(stored, planned.name)
+        with naming(plan.source):
+            told = own.apply(module, undo)
+        run_post_hooks(module, _IncompatibleKeys(list(plan.missing), list(plan.unexpected)))
     except BaseException as error:
-        for change in reversed(done):
-            change.put(change.old)
+        for back in reversed(undo):
+            back()
         if loaded.overwritten:
             note_overwritten(error, loaded.overwritten)
         raise
+    return told
 
 
 def _swaps(module: nn.Module, modules: Mapping[str, nn.Module]) -> list[_Change]:
@@ -101,7 +115,17 @@ def _swaps(module: nn.Module, modules: Mapping[str, nn.Module]) -> list[_Change]
     return changes
 
 
-def _changes(module: nn.Module, plan: Plan, loaded: Replacements) -> list[_Change]:
+class _Overwrite(_Change):
+    """A tensor that holds data gets other values in the same memory."""
+
+    def put(self, value: Any) -> None:
+        with torch.no_grad():
+            self.table[self.attribute].copy_(value)
+
+
+def _changes(
+    module: nn.Module, plan: Plan, loaded: Replacements, made: Mapping[str, torch.Tensor]
+) -> list[_Change]:
     """Every place that gets a new tensor, and real buffers that move to another device."""
     first_name = {n: t.name for t in plan.tensors for n in (t.name, *t.aliases)}
     moves_buffers = any(t.is_new for t in plan.tensors)
@@ -114,12 +138,28 @@ def _changes(module: nn.Module, plan: Plan, loaded: Replacements) -> list[_Chang
             if name not in wrapped:
                 wrapped[name] = _like(old, loaded.tensors[name], name in loaded.replaced)
             new = wrapped[name]
+        elif slot.name in made and (old.is_meta or (slot.kind == "buffer" and moves_buffers)):
+            value = _as_planned(made[slot.name], old, plan)
+            value = value.to(device_of(slot.name, plan.options.device))
+            new = wrapped.setdefault(f"made {id(old)}", _like(old, value, False))
+        elif slot.name in made:
+            before, value = old.detach().clone(), made[slot.name].expand(old.shape)
+            at = slot.owner, slot.table, slot.attribute, slot.name
+            changes.append(_Overwrite(*at, before, value))
         elif slot.kind == "buffer" and not old.is_meta and not name and moves_buffers:
             device = device_of(slot.name, plan.options.device)
             new = old if device == "cpu" else old.to(device)
         if new is not old:
             changes.append(_Change(slot.owner, slot.table, slot.attribute, slot.name, old, new))
     return changes
+
+
+def _as_planned(value: torch.Tensor, old: torch.Tensor, plan: Plan) -> torch.Tensor:
+    """A value that the module's own code gave, in memory of its own and of the planned dtype."""
+    dtype = old.dtype
+    if plan.options.dtype is not None and dtype.is_floating_point:
+        dtype = getattr(torch, str(plan.options.dtype.torch_name))
+    return value.detach().to(dtype, copy=True).expand(old.shape).contiguous()
 
 
 def _like(old: torch.Tensor, new: torch.Tensor, is_given: bool) -> torch.Tensor:
@@ -132,6 +172,8 @@ def _like(old: torch.Tensor, new: torch.Tensor, is_given: bool) -> torch.Tensor:
     if is_given:
         differentiable = new.is_floating_point() or new.is_complex()
         return nn.Parameter(new, requires_grad=old.requires_grad and differentiable)
+    if type(old) is torch.Tensor and not vars(old):
+        return new
     made = torch.Tensor._make_subclass(type(old), new, old.requires_grad)
     made.__dict__.update(old.__dict__)
     return made

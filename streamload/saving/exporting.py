@@ -23,9 +23,10 @@ from streamload.mapping.rules import NameMap, Rule
 from streamload.mapping.tables.gpt2_names import gpt2_map
 from streamload.mapping.tables.registry import known_model_types, mapping_for
 from streamload.models.decoder import Decoder
+from streamload.module.extra_state import exported
 from streamload.module.targets import is_wrapper, targets_of
 from streamload.planning.inverse import build_export_plan
-from streamload.planning.records import Targets
+from streamload.planning.records import Targets, TargetSpec
 from streamload.saving.checkpoint import peak_memory, write_checkpoint
 from streamload.saving.extras import config_text
 from streamload.saving.file_layout import only_writable
@@ -41,7 +42,9 @@ def export(
     dtype: torch.dtype | str | None = None,
     max_shard_bytes: int | None = None,
 ) -> ExportReport:
-    """Write a module's parameters and persistent buffers under published names.
+    """Write a module's parameters, persistent buffers and extra states under published names.
+
+    Extra states that are no plain tensors are left out, and listed in the report's notices.
 
     Args:
         module: on any device; never changed. Ties are written once.
@@ -77,12 +80,22 @@ def export(
             f"{listed(map(repr, wrappers))}: a tensor subclass that holds its values in other "
             f"tensors ({kinds}) cannot be exported; export before it is quantised or sharded"
         )
-    source = MemorySource(tensors, path=f"<{type(module).__name__}>")
-    tensors_stored, given = source.catalog.tensors, source.path
+    states, left_out = exported(module)
+    if states and name_map is not None:
+        placed = name_map.target_names()
+        left_out += [key for key in states if key not in placed]
+        states = {key: state for key, state in states.items() if key in placed}
+    source = MemorySource({**tensors, **states}, path=f"<{type(module).__name__}>")
+    stored, given = source.catalog.tensors, source.path
     if is_theirs:
-        plan = plan_their_export(module, tensors_stored, targets, options, source=given)
+        plan = plan_their_export(module, stored, targets, options, source=given)
     else:
-        plan = build_export_plan(tensors_stored, name_map, targets, options, source=given)
+        plan = build_export_plan(stored, name_map, targets, options, source=given)
+    if states and name_map is None:
+        specs = [TargetSpec((n,), tuple(t.shape), "", is_meta=False) for n, t in states.items()]
+        # They are no weights: a dtype is not for them.
+        own = build_export_plan(stored, None, Targets(tuple(specs)), settings_from({}))
+        plan = replace(plan, tensors=(*plan.tensors, *own.tensors))
     plan = only_writable(plan)
     plan.raise_if_refused()
     config = _config_dict(module)
@@ -97,6 +110,7 @@ def export(
     return replace(
         report,
         names="published" if is_theirs or name_map is not None else "local",
+        notices=(*report.notices, *_left_out(left_out)),
         elapsed_s=time.perf_counter() - start_s,
         memory=peak_memory(sampler),
     )
@@ -115,6 +129,15 @@ def _backwards(mapping: str | Mapper, module: nn.Module, targets: Targets) -> Na
     if mapping.layers is None:
         return replace(mapping, layers=_layer_count(targets))
     return mapping
+
+
+def _left_out(keys: list[str]) -> list[str]:
+    if not keys:
+        return []
+    return [
+        f"extra states left out, since they are no plain tensors or have no name to be written "
+        f"under: {listed(map(repr, keys))}"
+    ]
 
 
 def _layer_count(targets: Targets) -> int:

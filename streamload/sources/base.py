@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from streamload.core.specs import Catalog, Extent, Shape
@@ -11,6 +13,8 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
+    from streamload.sources.torch.plain_objects import StoredObject
+
 
 class Source(ABC):
     """A readable checkpoint: one file or many. What is not abstract suits tensors in memory.
@@ -18,6 +22,9 @@ class Source(ABC):
     Attributes:
         path: as the user gave it, for messages.
         catalog: every stored tensor; made from headers alone.
+        objects: extra states that are no tensors, by stored name.
+        versions: what a saved state dict notes of each module (``version`` and more), by the
+            module's path.
 
     Contract (each source passes ``tests/sources/conformance.py``):
         ``read_into`` is thread safe, fills the whole buffer or raises ReadError, and never moves
@@ -26,6 +33,8 @@ class Source(ABC):
 
     path: str
     catalog: Catalog
+    objects: Mapping[str, StoredObject] = MappingProxyType({})
+    versions: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
     @abstractmethod
     def read_into(self, extent: Extent, buffer: memoryview, *, tensor: str | None = None) -> None:

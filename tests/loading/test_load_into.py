@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import streamload
@@ -381,3 +382,30 @@ def test_rotary_tables(tmp_path):
         streamload.load_into(module, path, dtype="bfloat16")
         assert same_bits(holder.inv_freq, table)
         assert module.get_parameter("model.norm.weight").dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("strict", "in_file"), [(True, True), (True, False), (False, True)])
+def test_the_modules_own_base_prefix_is_known(tmp_path, strict, in_file):
+    """As transformers: a base model's file into a class with a head, and the other way round."""
+
+    class Model(nn.Module):
+        base_model_prefix = "bert"
+
+        def __init__(self):
+            super().__init__()
+            inner = nn.ModuleDict({"encoder": nn.Linear(2, 3)})
+            self.bert = inner if not in_file else None
+            if in_file:
+                self.encoder = inner["encoder"]
+
+    stored = {"encoder.weight": torch.rand(3, 2), "encoder.bias": torch.rand(3)}
+    names = {f"bert.{k}" if in_file else k: v for k, v in stored.items()}
+    if not strict:
+        names["cls.weight"] = torch.rand(1)
+    save_file(names, tmp_path / "m.safetensors")
+    with streamload.empty_weights():
+        module = Model()
+    report = streamload.load_into(module, tmp_path / "m.safetensors", strict=strict)
+    assert report.unexpected == (() if strict else ("cls.weight",))
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, stored[name.removeprefix("bert.")])

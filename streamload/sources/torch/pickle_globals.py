@@ -13,9 +13,12 @@ from typing import TypeAlias, TypeGuard
 from streamload.core.dtypes import BY_TORCH_NAME
 from streamload.core.specs import Shape
 from streamload.sources.torch.pickle_records import (
+    Call,
+    Entries,
     Global,
     Malformed,
     Placeholder,
+    Size,
     StorageRef,
     TensorRef,
     UnusableTensor,
@@ -89,7 +92,7 @@ def storage_of(pid: object, *, legacy: bool = False) -> StorageRef:
 def is_known(name: Global) -> bool:
     """True for the globals of the table; a Placeholder stands for any other."""
     key = (name.module, name.name)
-    if key in _REBUILDERS or key in _TENSOR_TYPES:
+    if key in _REBUILDERS or key in _TENSOR_TYPES or key in _KEPT:
         return True
     if name.module in _STORAGE_MODULES and name.name in _STORAGE_DTYPES:
         return True
@@ -110,7 +113,10 @@ def rebuild(name: object, args: object) -> object:
         if name.name.name.startswith("_rebuild") and name.name.module.split(".")[0] == "torch":
             return UnusableTensor(f"made by {shown(name)}")
         return Placeholder(name.name, [name, args])
-    builder = _REBUILDERS.get((name.module, name.name))
+    key = (name.module, name.name)
+    if key in _KEPT:
+        return Call(name, [args])
+    builder = _REBUILDERS.get(key)
     if builder is None:
         raise Malformed(f"a call of {name}")
     return builder(args)
@@ -196,7 +202,7 @@ def _unusable(kind: str) -> Callable[[Args], object]:
     return lambda _args: UnusableTensor(kind)
 
 
-def _dictionary(args: Args) -> object:
+def _dictionary(args: Args) -> Entries:
     # Python 2 wrote ordered dictionaries as one list of pairs. The list is used up, so that a
     # small file cannot have it copied a million times.
     pairs = args[0] if args else []
@@ -204,17 +210,20 @@ def _dictionary(args: Args) -> object:
         isinstance(pair, list | tuple) and len(pair) == 2 and is_key(pair[0]) for pair in pairs
     ):
         raise Malformed("a dictionary of something else than pairs")
-    result = {pair[0]: pair[1] for pair in pairs}
+    result = Entries((pair[0], pair[1]) for pair in pairs)
+    result.call = Call(Global("collections", "OrderedDict"), [()])
     pairs.clear()
     return result
 
 
-def _first(kind: type[list[object] | dict[object, object]]) -> Callable[[Args], object]:
-    return lambda args: args[0] if args and isinstance(args[0], kind) else kind()
+def _default_dictionary(args: Args) -> Entries:
+    result = Entries()
+    result.call = Call(Global("collections", "defaultdict"), [args])
+    return result
 
 
-def _opaque(_args: Args) -> object:
-    return None
+def _list(args: Args) -> object:
+    return args[0] if args and isinstance(args[0], list) else []
 
 
 _REBUILDERS: dict[tuple[str, str], Callable[[Args], object]] = {
@@ -229,19 +238,15 @@ _REBUILDERS: dict[tuple[str, str], Callable[[Args], object]] = {
     ("torch._utils", "_rebuild_qtensor"): _unusable("quantised"),
     ("torch._utils", "_rebuild_nested_tensor"): _unusable("nested"),
     ("torch._utils", "_rebuild_meta_tensor_no_storage"): _unusable("without values (meta)"),
-    ("torch", "Size"): lambda args: _sizes(args[0]) if args else (),
-    ("torch", "device"): _opaque,
-    ("torch.serialization", "_get_layout"): _opaque,
+    ("torch", "Size"): lambda args: Size(_sizes(args[0]) if args else ()),
     ("collections", "OrderedDict"): _dictionary,
-    ("collections", "Counter"): _first(dict),
-    ("collections", "defaultdict"): lambda _args: {},
-    ("builtins", "set"): _first(list),
-    ("builtins", "frozenset"): _first(list),
-    ("builtins", "bytearray"): _opaque,
-    ("builtins", "complex"): _opaque,
-    ("builtins", "list"): _first(list),
+    ("collections", "defaultdict"): _default_dictionary,
+    ("builtins", "list"): _list,
     ("builtins", "dict"): lambda _args: {},
-    ("builtins", "int"): _opaque,
-    ("builtins", "float"): _opaque,
-    ("_codecs", "encode"): _opaque,
 }
+# Harmless names that no weights are made of.
+_KEPT = frozenset(
+    {("builtins", name) for name in ("bytearray", "complex", "float", "frozenset", "int", "set")}
+    | {("collections", "Counter"), ("_io", "BytesIO")}
+    | {("torch", "device"), ("torch.serialization", "_get_layout"), ("_codecs", "encode")}
+)

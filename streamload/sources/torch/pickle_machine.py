@@ -9,6 +9,8 @@ from streamload.sources.torch.denied_globals import is_denied
 from streamload.sources.torch.pickle_globals import is_known, rebuild, storage_of
 from streamload.sources.torch.pickle_records import (
     MAX_NAME_CHARS,
+    Call,
+    Entries,
     Global,
     Malformed,
     Placeholder,
@@ -22,7 +24,7 @@ from streamload.sources.torch.pickle_records import (
 
 # Steps of about 0.2 µs, and bytes of what is built; and how many more for each byte of the file.
 # A tensor takes about 160 and 3000, and 350 bytes of a zip file at the very least.
-_STEPS, _STEPS_PER_BYTE = 800_000, 0.1
+_STEPS, _STEPS_PER_BYTE = 1_500_000, 0.25
 _BUILT_BYTES, _BUILT_PER_BYTE = 24 << 20, 8
 _MAX_GLOBAL_CHARS = 1000
 
@@ -127,7 +129,7 @@ class Machine:
 
     def extend(self, values: list[object]) -> None:
         target = self.stack[-1]
-        if isinstance(target, Placeholder):
+        if isinstance(target, Placeholder | Call):
             target = target.parts
         if not isinstance(target, list):
             raise Malformed("items for something that is no list")
@@ -150,11 +152,12 @@ class Machine:
             target[key] = value
 
     def build(self) -> None:
-        # Attributes of an ordered dictionary (a state dict's _metadata): not needed.
-        state = self.stack.pop()
-        if isinstance(self.stack[-1], Placeholder):
-            self.stack[-1].parts.append(state)
-        elif not isinstance(self.stack[-1], dict | UnusableTensor):
+        state, target = self.stack.pop(), self.stack[-1]
+        if isinstance(target, Placeholder | Call):
+            target.parts.append(state)
+        elif isinstance(target, Entries):
+            target.state = state
+        elif not isinstance(target, dict | UnusableTensor):
             raise Malformed("attributes for something that is no dictionary")
 
     def load_storage(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from streamload.sources.torch.pickle_machine import Action, Machine, Truncated
-from streamload.sources.torch.pickle_records import Malformed, Placeholder
+from streamload.sources.torch.pickle_records import Call, Global, Malformed, Placeholder
 
 
 def _push(value: object) -> Action:
@@ -90,6 +90,23 @@ def _new_dict(m: Machine) -> None:
 def _new_list(m: Machine) -> None:
     m.spend(80)
     m.stack.append([])
+
+
+def _empty_set(m: Machine) -> None:
+    m.spend(200)
+    m.push(Call(Global("builtins", "set"), [()]))
+
+
+def _frozen_set(m: Machine) -> None:
+    values = m.items()
+    m.spend(200 + 8 * len(values))
+    m.push(Call(Global("builtins", "frozenset"), [(values,)]))
+
+
+def _byte_array(m: Machine) -> None:
+    data = m.take(m.number(8))
+    m.spend(200 + len(data))
+    m.push(Call(Global("builtins", "bytearray"), [(data,)]))
 
 
 def _memoize(m: Machine) -> None:
@@ -186,12 +203,12 @@ ACTIONS: dict[int, Action] = {
     0x8C: _text(1),
     0x8D: _text(8),
     0x8E: _bytes(8),
-    0x8F: _new_list,  # EMPTY_SET: a list will do
+    0x8F: _empty_set,
     0x90: lambda m: m.extend(m.items()),  # ADDITEMS
-    0x91: lambda m: m.push(m.items()),  # FROZENSET
+    0x91: _frozen_set,
     0x92: _new_object,
     0x93: _stack_global,
     0x94: _memoize,
     0x95: _frame,
-    0x96: _bytes(8),  # BYTEARRAY8
+    0x96: _byte_array,
 }

@@ -88,6 +88,33 @@ class Placeholder:
     parts: list[object] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """A call of a harmless name of the table, kept as it stands: extra states are made of it.
+
+    ``parts`` begins with the arguments; items and state that the pickle adds follow.
+    """
+
+    name: Global
+    parts: list[object]
+
+
+class Entries(dict[object, object]):
+    """What the pickle makes by calling a kind of dictionary.
+
+    Attributes:
+        call: the name that is called, and its arguments.
+        state: what is set on it; of a state dict, its ``_metadata``.
+    """
+
+    call: Call
+    state: object = None
+
+
+class Size(tuple[int, ...]):
+    """A ``torch.Size``."""
+
+
 def holds_tensor(value: object) -> bool:
     """True if a tensor is somewhere in ``value``, placeholders and cycles included."""
     seen: set[int] = set()
@@ -98,7 +125,7 @@ def holds_tensor(value: object) -> bool:
             return True
         if id(value) in seen:
             continue
-        if isinstance(value, Placeholder):
+        if isinstance(value, Placeholder | Call):
             value = value.parts
         if isinstance(value, dict):
             seen.add(id(value))
@@ -121,7 +148,7 @@ def _is_scalar(value: object) -> bool:
         return len(value) <= MAX_NAME_CHARS
     if isinstance(value, int):
         return value.bit_length() <= _MAX_KEY_BITS
-    return value is None or isinstance(value, float | Global | Placeholder)
+    return value is None or isinstance(value, float | Global | Placeholder | Call)
 
 
 def shown(value: object) -> str:
@@ -132,7 +159,7 @@ def shown(value: object) -> str:
         value = value[: _MAX_SHOWN + 1]
     if not _is_scalar(value):
         return f"a {type(value).__name__}"
-    if isinstance(value, Placeholder):
+    if isinstance(value, Placeholder | Call):
         value = value.name
     text = str(value) if isinstance(value, Global) else repr(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

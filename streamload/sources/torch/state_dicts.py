@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import TypeAlias
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from streamload.core.errors import CheckpointError
 from streamload.core.wording import listed
 from streamload.sources.torch.pickle_records import (
     MAX_NAME_CHARS,
+    Entries,
     Placeholder,
     TensorRef,
     UnusableTensor,
@@ -36,13 +38,28 @@ _ENTRIES, _ENTRIES_PER_BYTE = 200_000, 1 / 20
 _TENSORS, _TENSORS_PER_BYTE = 4_000, 1 / 400
 _NAME_CHARS, _NAME_CHARS_PER_BYTE = 4 << 20, 2
 _SHOWN = 8
+# Where torch keeps what a module's get_extra_state() gives.
+_EXTRA_STATE = "_extra_state"
 _SAVE = "Save plain tensors by themselves: torch.save(model.state_dict(), ...)"
 Found: TypeAlias = dict[str, TensorRef | UnusableTensor]
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a state dict holds beside tensors, as records.
+
+    Attributes:
+        objects: extra states that are no tensors, by name.
+        versions: module path → what the state dict notes of it.
+    """
+
+    objects: dict[str, object] = field(default_factory=dict)
+    versions: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
 def find_weights(
     root: object, prefix: str | None = None, *, file_bytes: int
-) -> tuple[dict[str, TensorRef], list[str]]:
+) -> tuple[dict[str, TensorRef], list[str], Beside]:
     """The one state dict in ``root``, nested dictionaries flattened with dots; and notices.
 
     The tensors stand in the file's order. ``optimizer``, ``ema`` and their like are not taken
@@ -82,8 +99,13 @@ def find_weights(
         )
     if left_out:
         notices.append(f"not part of the weights, left out: {_list(left_out)}")
+    if collector.beside.objects:
+        notices.append(
+            "extra states that are no tensors, for modules that take them: "
+            + _list(collector.beside.objects)
+        )
     tensors = {name: value for name, value in found.items() if isinstance(value, TensorRef)}
-    return tensors, notices
+    return tensors, notices, collector.beside
 
 
 def _choose(
@@ -122,7 +144,7 @@ def _choose(
         )
         more = [f"other weights of the same names are there: {ways} takes them"] if ways else []
         return found, left_out, more
-    found = collector.flatten({key: root[key] for key in root if key not in skipped})
+    found = collector.flatten(root, skipped)
     left_out = [*skipped, *collector.others]
     others = [key for key in skipped if collector.has_tensor(root[key])]
     if others and not found:
@@ -168,21 +190,25 @@ class _Collector:
 
     def __init__(self, file_bytes: int) -> None:
         self.others: list[object] = []
+        self.beside = Beside()
         self._entries = _ENTRIES + int(_ENTRIES_PER_BYTE * file_bytes)
         self._tensors = _TENSORS + int(_TENSORS_PER_BYTE * file_bytes)
         self._chars = _NAME_CHARS + _NAME_CHARS_PER_BYTE * file_bytes
         self._empty: set[int] = set()
 
-    def flatten(self, tree: object) -> Found:
+    def flatten(self, tree: object, skipped: Collection[object] = ()) -> Found:
         """All tensors under ``tree`` by dotted name; what is no tensor goes to ``others``."""
         self.others = []
+        self.beside = Beside()
         found: Found = {}
         if isinstance(tree, dict):
-            self._walk(tree, "", 0, found)
+            self._note_versions(tree, "")
+            self._walk({k: v for k, v in tree.items() if k not in skipped}, "", 0, found)
         return found
 
     def _walk(self, tree: dict[object, object], prefix: str, depth: int, found: Found) -> None:
         self._spend(depth, len(tree))
+        self._note_versions(tree, prefix)
         for key, value in tree.items():
             if isinstance(value, TensorRef | UnusableTensor):
                 if not isinstance(key, str):
@@ -198,6 +224,8 @@ class _Collector:
                         f"holds more than {self._tensors} tensors, which is more than a file of "
                         "its size should"
                     )
+            elif isinstance(key, str) and key.rpartition(".")[2] == _EXTRA_STATE:
+                self.beside.objects[self._joined(prefix, key)] = value
             elif isinstance(value, Placeholder) and self._holds_tensor(value):
                 name = self._joined(prefix, key) if isinstance(key, str) else shown(key)
                 found[name] = UnusableTensor(f"inside a whole object of {shown(value)}")
@@ -225,6 +253,15 @@ class _Collector:
         if not found:
             self._empty.add(id(value))
         return found
+
+    def _note_versions(self, tree: dict[object, object], prefix: str) -> None:
+        """What the state dict at ``prefix`` notes of its modules (torch's ``_metadata``)."""
+        attributes = tree.state if isinstance(tree, Entries) else None
+        noted = attributes.get("_metadata") if isinstance(attributes, dict) else None
+        for path, of in noted.items() if isinstance(noted, dict) else ():
+            if isinstance(path, str) and isinstance(of, dict):
+                plain = {n: v for n, v in of.items() if isinstance(v, int | str | None)}
+                self.beside.versions[(prefix + path).rstrip(".")] = plain
 
     def has_tensor(self, tree: object, depth: int = 0) -> bool:
         """True if a tensor is somewhere in the nested dictionaries of ``tree``."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from streamload.core.errors import CheckpointError, naming
 from streamload.core.specs import Catalog, Extent
@@ -25,7 +25,13 @@ from streamload.sources.torch.pickle_reader import (
     Truncated,
     read_pickle,
 )
-from streamload.sources.torch.pickle_records import Malformed, RefusedGlobal, shown
+from streamload.sources.torch.pickle_records import (
+    Malformed,
+    RefusedGlobal,
+    TensorRef,
+    shown,
+)
+from streamload.sources.torch.plain_objects import StoredObject
 from streamload.sources.torch.state_dicts import find_weights
 from streamload.sources.torch.stored_tensors import (
     Region,
@@ -55,12 +61,15 @@ class TorchFile:
     """One open file and the tensors of its state dict, in the state dict's order.
 
     ``checksums``: the CRC-32 of each storage that has one, not compared with the bytes yet.
+    ``objects`` and ``versions``: see Source.
     """
 
     file: OpenFile
     tensors: Mapping[str, StoredTensor]
     notices: tuple[str, ...]
     checksums: Mapping[Extent, int]
+    objects: Mapping[str, StoredObject]
+    versions: Mapping[str, Mapping[str, Any]]
 
 
 class TorchSource(BlockSource):
@@ -81,6 +90,8 @@ class TorchSource(BlockSource):
         super().__init__(path, [part.file for part in parts])
         self._stored = tensors
         self.checksums = {extent: crc for part in parts for extent, crc in part.checksums.items()}
+        self.objects = {name: of for part in parts for name, of in part.objects.items()}
+        self.versions = {path: of for part in parts for path, of in part.versions.items()}
         self.catalog = Catalog(
             {name: stored.spec for name, stored in self._stored.items()},
             notices=(*(notice for part in parts for notice in part.notices), *notices),
@@ -143,7 +154,7 @@ def _read(file: OpenFile, prefix: str | None) -> TorchFile:
     if not legacy and not start.startswith(b"PK\3\4"):
         raise CheckpointError(_what_else(start))
     pickled, regions, big_endian = (*read_legacy(file), False) if legacy else _read_zip(file)
-    weights, notices = find_weights(pickled.value, prefix, file_bytes=file.size_bytes)
+    weights, notices, beside = find_weights(pickled.value, prefix, file_bytes=file.size_bytes)
     if pickled.unknown:
         notices.append(
             f"objects beside the weights are not rebuilt (nothing that a file names is imported or "
@@ -171,7 +182,16 @@ def _read(file: OpenFile, prefix: str | None) -> TorchFile:
         if region.checksum and region.deflated_nbytes is None
     }
     named = tuple(f"{printable(file.path)}: {notice}" for notice in notices)
-    return TorchFile(file, tensors, named, checksums)
+
+    def read(record: TensorRef) -> torch.Tensor:
+        name = "(in an extra state)"
+        stored = place(name, record, regions, path=file.path, big_endian=big_endian)
+        return read_values(file, stored)
+
+    objects = {
+        name: StoredObject(name, file.path, record, read) for name, record in beside.objects.items()
+    }
+    return TorchFile(file, tensors, named, checksums, objects, beside.versions)
 
 
 def _check_values(tensors: Mapping[str, StoredTensor], file_bytes: int) -> None:
@@ -234,7 +254,7 @@ def _torch_folder(archive: Archive) -> bytes:
         held = listed(map(printable, sorted(archive.records)), 3) or "nothing"
         npz = all(name.endswith(b".npy") for name in archive.records) and archive.records
         kind = "numpy's zip archive (.npz)" if npz else "a zip archive"
-        raise CheckpointError(f"is {kind}, but not one that torch.save wrote (it holds {held})")
+        raise CheckpointError(f"is not a file that torch.save wrote: it holds {held} and is {kind}")
     folder = names[0].removesuffix(b"data.pkl")
     if not all(name.startswith(folder) for name in archive.records):
         raise CheckpointError("damaged zip archive: not all of its records are in one folder")

@@ -1,0 +1,352 @@
+"""What modules do with names while torch loads them, rehearsed without values.
+
+``_load_from_state_dict`` and the hooks before it may rename, drop and add entries of the state
+dict. They are run on twins of the modules, whose tensors are on meta, with stand-ins on meta for
+what is stored: which stand-in arrives where says what is to be streamed there. Code that looks at
+values, or changes more than names, cannot be followed in this way and is refused by name.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import _IncompatibleKeys, _WrappedHook
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from streamload.core.errors import StreamloadError
+from streamload.module.extra_state import Remembered, is_container
+
+# What may be asked of a stand-in, since it does not depend on values; and what keeps them.
+_ASKED = {"__get__", "__len__", "dim", "element_size", "is_complex", "is_contiguous"}
+_ASKED |= {"is_floating_point", "numel", "size", "storage_offset", "stride"}
+_KEEPING = {"clone", "contiguous", "cpu", "detach", "requires_grad_"}
+_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_METHOD = "_load_from_state_dict"
+_TABLES = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
+_ABSENT = object()
+# torch's own: they add what is missing in old files, and do nothing where nothing is.
+_TORCHS = ("torch.nn.modules.batchnorm", "torch.nn.modules.instancenorm")
+
+
+@dataclass
+class Rehearsal:
+    """What the modules made of the entries they were given; all names are dotted.
+
+    Attributes:
+        sources: a tensor of the module → the entry that fills it.
+        made: a tensor of the module → the value that its code gives it.
+        kept: tensors of the module that its code leaves as they are.
+        dropped: entries that its code takes out, unused.
+        attributes: (path of a module, attribute, plain value) that its code set.
+        problems: what cannot be followed.
+    """
+
+    sources: dict[str, str] = field(default_factory=dict)
+    made: dict[str, torch.Tensor] = field(default_factory=dict)
+    kept: set[str] = field(default_factory=set)
+    dropped: set[str] = field(default_factory=set)
+    attributes: list[tuple[str, str, object]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def refuse(self, module: nn.Module, path: str, what: str) -> None:
+        """Note what the module at ``path`` does that cannot be followed."""
+        place = f"module {path!r}" if path else "the module"
+        self.problems.append(
+            f"{place} ({type(module).__name__}) takes part in its own loading and {what}, which "
+            "cannot be streamed: load it by torch's own load_state_dict(), with what "
+            "streamload.load_state_dict() returns"
+        )
+
+
+def takes_part(module: nn.Module) -> bool:
+    """True if the module has code of its own that torch runs before it copies tensors."""
+    code = type(module)._load_from_state_dict
+    overrides = code is not nn.Module._load_from_state_dict or _METHOD in vars(module)
+    return overrides or bool(module._load_state_dict_pre_hooks)
+
+
+def is_torchs_own(module: nn.Module) -> bool:
+    """True if the module only takes part as torch's normalisation layers do."""
+    code: Any = type(module)._load_from_state_dict
+    has_more = module._load_state_dict_pre_hooks or _METHOD in vars(module)
+    return code.__module__ in _TORCHS and not has_more
+
+
+def rehearse(
+    module: nn.Module,
+    entries: Mapping[str, torch.Tensor],
+    versions: Mapping[str, Mapping[str, Any]],
+) -> Rehearsal:
+    """Have the modules' own code rename and drop ``entries``; the module is not changed.
+
+    Args:
+        module: its tensors may be on meta.
+        entries: a stand-in on meta for each tensor, by the name torch would find it under.
+        versions: module path → what its state dict noted of it (``version`` and more).
+    """
+    names = {id(tensor): name for name, tensor in entries.items()}
+    result = Rehearsal()
+    with _untouched(module) as before:
+        _Visit(names, versions, result).module(_twin(module), dict(entries), "")
+        for path, remembered in before.items():
+            if changed := remembered.changed():
+                what = f"changes its attribute {changed[0]!r}, or a hook does"
+                result.refuse(module.get_submodule(path), path, what)
+    return result
+
+
+def allowed_by_hooks(
+    module: nn.Module, missing: Iterable[str], unexpected: Iterable[str]
+) -> tuple[set[str], set[str]]:
+    """The missing and unexpected names that hooks after the load take out of torch's lists."""
+    lists = _IncompatibleKeys(list(missing), list(unexpected))
+    before = set(lists.missing_keys), set(lists.unexpected_keys)
+    twin = _twin(module)
+    try:
+        with _untouched(module), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run_post_hooks(twin, lists)
+    except Exception:  # a hook that needs values says nothing of names
+        return set(), set()
+    return before[0] - set(lists.missing_keys), before[1] - set(lists.unexpected_keys)
+
+
+@contextmanager
+def _untouched(module: nn.Module) -> Iterator[Mapping[str, Remembered]]:
+    """Whatever hooks do that reach the module itself, by a closure: it is as it was afterwards."""
+    held: set[int] = set()
+    for tensor in (*module.parameters(), *module.buffers()):
+        with suppress(RuntimeError, NotImplementedError):  # of no plain memory
+            held.add(tensor.untyped_storage().data_ptr())
+    before = {path: Remembered(owner) for path, owner in module.named_modules()}
+    try:
+        with _Guard(held - {0}), torch.no_grad():
+            yield before
+    finally:
+        for remembered in before.values():
+            remembered.back()
+
+
+def run_post_hooks(module: nn.Module, lists: _IncompatibleKeys) -> None:
+    """Call every hook after the load, children first, as torch does."""
+    for child in module._modules.values():
+        if child is not None:
+            run_post_hooks(child, lists)
+    for hook in list(module._load_state_dict_post_hooks.values()):
+        if hook(module, lists) is not None:
+            raise StreamloadError(
+                f"a hook of {type(module).__name__} after loading returned a value; it must "
+                "change the lists of names in place and return None"
+            )
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """The module without its values; what is set on it does not reach the module."""
+    twin = object.__new__(type(module))
+    attributes = vars(module).items()
+    vars(twin).update({n: copy.copy(v) if is_container(v) else v for n, v in attributes})
+    for table in ("_parameters", "_buffers"):
+        tensors = module.__dict__[table].items()
+        twin.__dict__[table] = {name: _without_values(tensor) for name, tensor in tensors}
+    children = module._modules.items()
+    twin.__dict__["_modules"] = {n: None if c is None else _twin(c) for n, c in children}
+    method = vars(module).get(_METHOD)
+    if method is not None:
+        twin.__dict__[_METHOD] = _rebound(method, module, twin)
+    hooks = OrderedDict(
+        (number, _rebound(hook, module, twin))
+        for number, hook in module._load_state_dict_pre_hooks.items()
+    )
+    twin.__dict__["_load_state_dict_pre_hooks"] = hooks
+    return twin
+
+
+def _rebound(hook: Any, module: nn.Module, twin: nn.Module) -> Callable[..., Any]:
+    function = getattr(hook, "hook", hook)
+    if getattr(function, "__self__", None) is module:
+        function = types.MethodType(function.__func__, twin)
+    with_module = getattr(hook, "with_module", False)
+    return _WrappedHook(function, twin if with_module else None)
+
+
+def _without_values(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """On meta; a single number that is there stays, since code may pass it on (BatchNorm's)."""
+    if tensor is None:
+        return None
+    if not tensor.is_meta and tensor.numel() == 1 and type(tensor) is torch.Tensor:
+        return tensor.detach().clone()
+    made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    return nn.Parameter(made, requires_grad=False) if isinstance(tensor, nn.Parameter) else made
+
+
+def _is_plain(value: Any) -> bool:
+    if is_container(value):
+        parts = value.values() if isinstance(value, dict) else value
+        return all(isinstance(part, _PLAIN) for part in parts)
+    return isinstance(value, _PLAIN)
+
+
+class _Refused(Exception):  # noqa: N818  # never leaves this file
+    """Something that must not even be tried."""
+
+
+class _Guard(TorchFunctionMode):
+    """Lets nothing be written to memory that is held."""
+
+    def __init__(self, held: Collection[int]) -> None:
+        super().__init__()
+        self._held = held
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        del types
+        first: Any = args[0] if args else None
+        writes = _is_in_place(func) and isinstance(first, torch.Tensor) and not first.is_meta
+        if writes and first.untyped_storage().data_ptr() in self._held:
+            raise _Refused("overwrites a tensor of the module by itself")
+        return func(*args, **(kwargs or {}))
+
+
+def _is_in_place(func: Callable[..., Any]) -> bool:
+    name = getattr(func, "__name__", "")
+    changes = ("__set__", "__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
+    return name in changes or (name.endswith("_") and not name.startswith("__"))
+
+
+class _Watch(TorchFunctionMode):
+    """Sees which stand-ins are copied into which tensor, and which are computed with."""
+
+    def __init__(self, names: Mapping[int, str], own: Mapping[int, str]) -> None:
+        super().__init__()
+        self._names = names
+        self._own = own
+        self.copied: dict[str, torch.Tensor] = {}
+        self.used: set[str] = set()
+        self.changed: set[str] = set()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        del types
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        first = args[0] if args else None
+        if name == "copy_" and id(first) in self._own and len(args) > 1:
+            self.copied[self._own[id(first)]] = args[1]
+            return first
+        seen = {self._names[id(t)] for t in tree_leaves((args, kwargs)) if id(t) in self._names}
+        if seen and name in _KEEPING and isinstance(first, torch.Tensor):
+            return first
+        if name not in _ASKED:
+            self.used |= seen
+            if _is_in_place(func) and id(first) in self._own:
+                self.changed.add(self._own[id(first)])
+        return func(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class _Visit:
+    """One walk over the twins, as ``nn.Module.load_state_dict`` walks."""
+
+    names: Mapping[int, str]
+    versions: Mapping[str, Mapping[str, Any]]
+    result: Rehearsal
+
+    def module(self, twin: nn.Module, entries: dict[str, torch.Tensor], prefix: str) -> None:
+        own: dict[str, torch.Tensor] = {
+            prefix + name: tensor
+            for table in (twin._parameters, twin._buffers)
+            for name, tensor in table.items()
+            if tensor is not None and name not in twin._non_persistent_buffers_set
+        }
+        given = dict(entries)
+        if takes_part(twin):
+            given = self._run(twin, entries, prefix, own)
+        numbers = {id(tensor) for tensor in own.values()}
+        for key in own:
+            value = given.get(key)
+            if value is None:
+                continue
+            if id(value) in self.names:
+                self.result.sources[key] = self.names[id(value)]
+            elif id(value) in numbers:
+                self.result.kept.add(key)
+            elif isinstance(value, torch.Tensor) and not value.is_meta:
+                self.result.made[key] = value.detach()
+            else:
+                self.result.refuse(twin, prefix[:-1], f"computes {key!r} from what is stored")
+        for name, child in twin._modules.items():
+            if child is not None:
+                start = f"{prefix}{name}."
+                self.module(child, {k: v for k, v in entries.items() if k.startswith(start)}, start)
+
+    def _run(
+        self,
+        twin: nn.Module,
+        entries: dict[str, torch.Tensor],
+        prefix: str,
+        own: Mapping[str, torch.Tensor],
+    ) -> dict[str, torch.Tensor]:
+        """Run one module's own code; what its tensors would get. ``entries`` is changed by it."""
+        before, missing, unexpected = dict(entries), list[str](), list[str]()
+        remembered = Remembered(twin)
+        version = dict(self.versions.get(prefix[:-1], {}))
+        watch = _Watch(self.names, {id(tensor): key for key, tensor in own.items()})
+        try:
+            with watch, warnings.catch_warnings(), torch.no_grad():
+                warnings.simplefilter("ignore")
+                twin._load_from_state_dict(entries, prefix, version, True, missing, unexpected, [])
+        except _Refused as error:
+            self.result.refuse(twin, prefix[:-1], str(error))
+            return {}
+        except Exception as error:
+            first = str(error).partition("\n")[0]
+            self.result.refuse(
+                twin, prefix[:-1], f"fails without values ({type(error).__name__}: {first})"
+            )
+            return {}
+        if watch.used:
+            used = ", ".join(map(repr, sorted(watch.used)))
+            self.result.refuse(twin, prefix[:-1], f"computes with {used}")
+        changed = remembered.changed()
+        if watch.changed or not _TABLES.isdisjoint(changed):
+            self.result.refuse(twin, prefix[:-1], "changes its own tensors")
+        for name in (name for name in changed if name not in _TABLES):
+            value = vars(twin).get(name, _ABSENT)
+            if _is_plain(value):
+                self.result.attributes.append((prefix[:-1], name, value))
+            else:
+                self.result.refuse(twin, prefix[:-1], f"changes its attribute {name!r}")
+        given = {key: entries[key] for key in own if key in entries} | watch.copied
+        still = {id(value) for value in (*entries.values(), *given.values())}
+        depth = prefix.count(".")
+        for key, value in before.items():
+            is_gone = id(value) not in still
+            is_leaf = (
+                key.count(".") == depth or key[len(prefix) :].split(".")[0] not in twin._modules
+            )
+            is_passed = key in entries and key not in own and is_leaf and key not in unexpected
+            if id(value) in self.names and (is_gone or is_passed):
+                self.result.dropped.add(self.names[id(value)])
+        # What the module's code does not call missing it leaves as it is.
+        self.result.kept |= {key for key in own if key not in given and key not in missing}
+        return given
