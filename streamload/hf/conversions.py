@@ -17,7 +17,7 @@ from streamload.hf.tracing import NoPlaceError, Places, Traced
 from streamload.mapping.binding import Assignment
 from streamload.mapping.common import layer_of
 from streamload.mapping.layout import Layout
-from streamload.mapping.transforms import UNSTATED
+from streamload.mapping.transforms import UNSTATED, Transform
 from streamload.sources.base import Source
 
 # What reports call the library's operations; others go by their own names.
@@ -28,6 +28,9 @@ _WORDS = {
     "Chunk": "split",
     "PermuteForRope": "interleaved",
 }
+
+# Operations that look at patterns and shapes alone, so that all layers are alike to them.
+_BY_SHAPES = {*_WORDS, "Transpose", "Interleave"}
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,14 @@ class Conversion:
         some = " + ".join(map(repr, self.sources[:4]))
         return f"{some}{' + …' if len(self.parts) > 4 else ''} → {self.target!r}: {self.words}"
 
-    def placed(self, stored: Mapping[str, TensorSpec]) -> Assignment:
+    def placed(
+        self, stored: Mapping[str, TensorSpec], known: dict[object, Transform]
+    ) -> Assignment:
         """The conversion as one assignment, whose transform says where each element goes.
+
+        Args:
+            stored: seen name → spec.
+            known: what was made of the same shapes already, in another layer.
 
         Raises:
             NoPlaceError: it computes.
@@ -69,14 +78,21 @@ class Conversion:
         """
         specs = [stored[name] for name in self.sources]
         wholes = [Layout.whole(at, s.shape, s.strides) for at, s in enumerate(specs)]
-        dtype = self.names.own(self.target).dtype
-        made = self.run([Traced(whole, dtype) for whole in wholes])
+        own = self.names.own(self.target)
+        patterns = tuple(pattern for pattern, _ in self.parts)
+        shapes = tuple((spec.shape, spec.strides) for spec in specs)
+        key = (id(self.converter), patterns, shapes, own.shape)
+        if key in known:
+            return Assignment(self.sources, (self.target,), known[key], layer_of(self.target))
+        made = self.run([Traced(whole, own.dtype) for whole in wholes])
         layouts = []
         for values in made.values():
             if not isinstance(values, Traced):
                 raise NoPlaceError(f"{type(values).__name__} comes out")
             layouts.append(values.layout_of)
         transform = UNSTATED if layouts == wholes else Places(tuple(layouts), self.words)
+        if [*made] == [self.target] and _BY_SHAPES.issuperset(operations(self.converter)):
+            known[key] = transform
         return Assignment(self.sources, tuple(made), transform, layer_of(self.target))
 
     def run(self, values: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -18,6 +18,7 @@ from streamload.hf.tracing import NoPlaceError
 from streamload.mapping.binding import Assignment, Binding
 from streamload.mapping.choose import under_prefix
 from streamload.mapping.common import KNOWN_BUFFERS, layer_of
+from streamload.mapping.transforms import Transform
 from streamload.sources.base import Source
 
 
@@ -62,12 +63,13 @@ def bind_theirs(names: Names, stored: Mapping[str, TensorSpec]) -> TheirBinding:
         else:
             own = Conversion(names, names.converter(pattern), target)
             conversions.setdefault(target, own).parts.append((pattern, name))
+    known: dict[object, Transform] = {}
     problems: list[str] = []
     computed: dict[str, Computed] = {}
     order = {name: at for at, name in enumerate(stored)}
     for conversion in conversions.values():
         try:
-            assignments.append(conversion.placed(stored))
+            assignments.append(conversion.placed(stored, known))
         except NoPlaceError:
             made = computed_targets(conversion, stored)
             computed |= made
