@@ -116,14 +116,16 @@ def with_own_code(
         allowed, unneeded = allowed_by_hooks(module, missing, binding.unexpected)
         settled |= allowed
         binding = _without(binding, unneeded)
-    specs = [_settled(spec, settled, rehearsal.made.keys()) for spec in targets.specs]
+    specs = targets.specs
+    if settled:
+        specs = tuple(_settled(spec, settled, rehearsal.made.keys()) for spec in specs)
     faults = (
         f"{name!r}, the extra state of {key!r}, {why}"
         for key, name in objects.items()
         if (why := source.objects[name].fault())
     )
     problems = (*faults, *rehearsal.problems)
-    return Targets(tuple(specs)), binding, OwnPart(rehearsal, states, unexpected, problems)
+    return Targets(specs), binding, OwnPart(rehearsal, states, unexpected, problems)
 
 
 def _settled(spec: TargetSpec, settled: Iterable[str], made: Iterable[str]) -> TargetSpec:

@@ -26,6 +26,7 @@ from streamload.core.wording import plural
 from streamload.engine.groups import AHEAD, in_layers
 from streamload.engine.on_layer import OnLayer
 from streamload.engine.threads import use_one_torch_thread
+from streamload.module.int8_tensor import int8_tensor
 from streamload.planning.records import Plan, PlannedTensor
 from streamload.system.pages import empty_pages
 
@@ -119,7 +120,7 @@ def quantized(weight: torch.Tensor) -> nn.Parameter:
     row over 127.5, in the weight's dtype), but in place in one small buffer: torchao makes
     half a dozen float32 copies, which malloc keeps for each thread.
     """
-    int8_tensor = _int8_tensor()
+    make = _int8_tensor()
     weight = weight.detach()
     out, width = weight.shape
     low, high = torch.aminmax(weight, dim=1, keepdim=True)
@@ -134,7 +135,7 @@ def quantized(weight: torch.Tensor) -> nn.Parameter:
         part.copy_(weight[start:stop])
         values[start:stop] = part.mul_(factors[start:stop]).round_().clamp_(-128, 127)
     zeros = torch.zeros_like(scale, dtype=torch.int8)
-    made = int8_tensor(values, scale, [1, width], weight.dtype, zero_point=zeros)
+    made = make(values, scale, [1, width], weight.dtype, zero_point=zeros)
     return nn.Parameter(made, requires_grad=False)
 
 
@@ -155,12 +156,9 @@ def _saved_bytes(tensor: PlannedTensor) -> int:
 def _int8_tensor() -> Any:
     try:
         with _quiet():
-            import torchao.quantization  # noqa: F401
-
-            from streamload.module.int8_tensor import Int8Tensor
+            return int8_tensor()
     except ImportError as error:
         raise MissingExtraError("torchao>=0.16", extra="int8", purpose="quantize='int8'") from error
-    return Int8Tensor
 
 
 @contextlib.contextmanager

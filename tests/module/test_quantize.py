@@ -15,6 +15,7 @@ from torch import nn
 
 import streamload
 from streamload.cli import main
+from streamload.module.int8_tensor import int8_tensor
 
 torchao = pytest.importorskip("torchao", reason="the extra int8 is not installed")
 
@@ -160,6 +161,7 @@ class TestRefused:
                 raise ImportError(name)
             return real(name, *args, **kwargs)
 
+        int8_tensor.cache_clear()
         monkeypatch.setattr(builtins, "__import__", fake)
         with pytest.raises(streamload.MissingExtraError, match=r"streamload\[int8\]"):
             streamload.load(folder, quantize="int8")

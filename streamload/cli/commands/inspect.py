@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
+
 import click
 
 from streamload.cli.render.listing import as_dict, as_text
-from streamload.cli.render.tables import say_result
+from streamload.cli.render.tables import say, say_result
 from streamload.cli.shared_options import common_options
+from streamload.core.errors import MissingExtraError
 
 
 @click.command("inspect", epilog="Example: streamload inspect ./gpt2-xl h.0.attn.c_attn.weight")
@@ -27,5 +31,11 @@ def command(path: str, tensor: str | None, show_all: bool, as_json: bool) -> Non
 
             facts = describe(source, tensor)
             say_result(as_json, lambda: facts, lambda: show(facts))
-        else:
-            say_result(as_json, lambda: as_dict(source), lambda: as_text(source, show_all=show_all))
+            return
+        if not as_json:
+            say(as_text(source, show_all=show_all))
+        # A damaged configuration is a failure, if one that leaves the list of tensors whole.
+        with suppress(MissingExtraError):
+            source.config()
+        if as_json:
+            say(json.dumps(as_dict(source)))

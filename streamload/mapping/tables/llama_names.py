@@ -25,7 +25,7 @@ def llama_map(config: Mapping[str, Any]) -> NameMap:
     out_bias = _has_output_bias(config, kind)
     rules = [
         vocabulary("model.embed_tokens", "tok_embed", tied),
-        *qkv(block, bias=kind == "qwen2" or out_bias),
+        *qkv(config, block, bias=kind == "qwen2" or out_bias),
         *linear(block + "self_attn.o_proj", f"{BLOCK}attn.out_proj", bias=out_bias),
         *gated_feed_forward(block, bias=kind == "llama" and truth(config, "mlp_bias", False)),
         *norm(block + "input_layernorm", f"{BLOCK}ln1"),
@@ -98,8 +98,13 @@ def fused_local_map(config: Mapping[str, Any]) -> NameMap:
     return replace(published, rules=tuple(rules))
 
 
-def qkv(block: str, *, bias: bool) -> list[Rule]:
-    """Queries, keys and values."""
+def qkv(config: Mapping[str, Any], block: str, *, bias: bool) -> list[Rule]:
+    """Queries, keys and values.
+
+    Raises:
+        ValueError: the configuration gives no number where their sizes follow from one.
+    """
+    _qkv_sizes(config)
     return [
         rule
         for part in "qkv"

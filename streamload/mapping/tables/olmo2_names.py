@@ -20,7 +20,7 @@ def olmo2_map(config: Mapping[str, Any]) -> NameMap:
     block = "model.layers.{layer}."
     rules = [
         vocabulary("model.embed_tokens", "tok_embed", tied),
-        *qkv(block, bias=bias),
+        *qkv(config, block, bias=bias),
         *norm(block + "self_attn.q_norm", f"{BLOCK}attn.q_norm"),
         *norm(block + "self_attn.k_norm", f"{BLOCK}attn.k_norm"),
         *linear(block + "self_attn.o_proj", f"{BLOCK}attn.out_proj", bias=bias),

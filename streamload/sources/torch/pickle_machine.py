@@ -24,7 +24,7 @@ from streamload.sources.torch.pickle_records import (
 
 # Steps of about 0.2 µs, and bytes of what is built; and how many more for each byte of the file.
 # A tensor takes about 160 and 3000, and 350 bytes of a zip file at the very least.
-_STEPS, _STEPS_PER_BYTE = 1_500_000, 0.25
+_STEPS, _STEPS_PER_BYTE = 1_200_000, 0.2
 _BUILT_BYTES, _BUILT_PER_BYTE = 24 << 20, 8
 _MAX_GLOBAL_CHARS = 1000
 

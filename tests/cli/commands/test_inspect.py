@@ -1,6 +1,7 @@
 """``streamload inspect``: listings from headers, statistics of one tensor."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -110,3 +111,20 @@ def test_a_name_of_the_model_is_told_the_stored_one(run, tiny):
     result = run("inspect", tiny, name)
     assert result.exit_code == 1
     assert "that is the model's name, stored as 'h.0.attn.c_attn." in result.stderr
+
+
+@pytest.mark.parametrize("text", ["../../blobs/" + "ab" * 20, "{", "[]", '{"n_layer": '])
+def test_a_damaged_configuration_is_1_and_the_tensors_are_listed_all_the_same(
+    run, tiny, tmp_path, text
+):
+    folder = tmp_path / "damaged"
+    shutil.copytree(tiny, folder)
+    (folder / "config.json").write_text(text)
+    result = run("inspect", folder)
+    assert result.exit_code == 1
+    assert "attn.c_attn.weight" in result.stdout
+    assert "config.json" in result.stderr
+    assert result.stderr.count("\n") == 1
+    found = json.loads(run("inspect", folder, "--json").stdout)
+    assert found["ok"] is False
+    assert "config.json" in found["error"]
