@@ -133,7 +133,8 @@ def resolve(
 
 def _safe_mode(source: Source, settings: Settings) -> tuple[Settings, tuple[str, ...]]:
     """The settings, streaming if nothing should be mapped, and the reason."""
-    if settings.on_layer is not None or settings.quantize is not None:
+    is_changed = settings.on_layer is not None or settings.quantize is not None
+    if is_changed or not source.is_replaced_whole:
         return replace(settings, mode="stream"), ()
     if reason := source.reason_to_read():
         return replace(settings, mode="stream"), (f"streamed and not mapped: {reason}",)

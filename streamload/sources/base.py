@@ -22,6 +22,8 @@ class Source(ABC):
     Attributes:
         path: as the user gave it, for messages.
         catalog: every stored tensor; made from headers alone.
+        is_replaced_whole: what writes such files puts a new one in place of the old. Else whoever
+            saves a model that is mapped from its own file destroys both.
         objects: extra states that are no tensors, by stored name.
         versions: what a saved state dict notes of each module (``version`` and more), by the
             module's path.
@@ -33,6 +35,7 @@ class Source(ABC):
 
     path: str
     catalog: Catalog
+    is_replaced_whole = True
     objects: Mapping[str, StoredObject] = MappingProxyType({})
     versions: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 

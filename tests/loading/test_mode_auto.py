@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from safetensors.torch import save_model
 
 import streamload
 from streamload.system import filesystems
@@ -95,6 +96,29 @@ def test_a_file_that_somebody_writes_is_read(tmp_path):
         assert "open for writing" in report.notices[0]
         assert writer.writable()
     assert streamload.load(folder).report.mode == "map"
+
+
+def test_what_torch_save_wrote_is_read_since_it_writes_over_it(tmp_path):
+    folder = write_gpt2(tmp_path, gpt2_tensors())
+    os.unlink(f"{folder}/model.safetensors")
+    torch.save(gpt2_tensors(), f"{folder}/pytorch_model.bin")
+    loaded = streamload.load(folder)
+    assert (loaded.report.mode, loaded.report.notices) == ("stream", ())
+    expected = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
+    torch.save(loaded.model.state_dict(), f"{folder}/pytorch_model.bin")
+    saved = torch.load(f"{folder}/pytorch_model.bin")
+    assert all(same_bits(saved[name], expected[name]) for name in expected)
+
+
+def test_a_mapped_model_may_be_saved_over_its_own_file(tmp_path):
+    folder = write_gpt2(tmp_path, gpt2_tensors())
+    model = streamload.load(folder).model
+    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    save_model(model, f"{folder}/model.safetensors")
+    streamload.export(model, folder)
+    assert all(same_bits(t, expected[name]) for name, t in model.state_dict().items())
+    again = streamload.load(folder).model.state_dict()
+    assert all(same_bits(tensor.contiguous(), expected[name]) for name, tensor in again.items())
 
 
 def test_a_writer_who_comes_meanwhile_is_not_kept_waiting(tmp_path):

@@ -80,6 +80,8 @@ class TorchSource(BlockSource):
             not compare them; a byte that flipped on the disk shows only there.
     """
 
+    is_replaced_whole = False  # torch.save writes over what is there
+
     def __init__(
         self,
         path: str,
