@@ -10,12 +10,13 @@ from streamload.hf.installed import is_installed
 
 if TYPE_CHECKING:
     from streamload.loading.calls import Loaded
+    from streamload.planning.records import Plan
 
 transformers_option = click.option(
     "--transformers",
     "by_transformers",
     is_flag=True,
-    help="Load into the class of transformers, which is the default where there is no model here.",
+    help="Take transformers' class; the default where streamload has no model of its own.",
 )
 
 
@@ -26,6 +27,16 @@ def load_model(path: str, *, by_transformers: bool, **options: Any) -> Loaded:
     if by_transformers or _is_only_theirs(path):
         return streamload.load_transformers(path, **options)
     return streamload.load(path, **options)
+
+
+def plan_model(path: str, *, by_transformers: bool, **options: Any) -> Plan:
+    """The plan of what ``load_model`` would do."""
+    from streamload.loading.calls import plan_checkpoint
+    from streamload.loading.transformers_load import plan_transformers
+
+    if by_transformers or _is_only_theirs(path):
+        return plan_transformers(path, **options)
+    return plan_checkpoint(path, **options)
 
 
 def _is_only_theirs(path: str) -> bool:

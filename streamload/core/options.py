@@ -184,6 +184,8 @@ def _is_host(device: str | Mapping[str, str]) -> bool:
 def _layers(value: Collection[int] | None) -> frozenset[int] | None:
     if value is None:
         return None
+    if isinstance(value, int):
+        raise TypeError(f"layers must be a collection of block indices, like [{value}]")
     found = frozenset(value)
     if not found or any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in found):
         raise ValueError(f"layers must be block indices from 0, not {sorted(found)!r}")

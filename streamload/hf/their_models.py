@@ -174,6 +174,10 @@ def empty_model(
         raise CheckpointError(
             f"the weights are quantised ({quantised}), and are not decoded here", path=path
         )
+    if cls is not None and not hasattr(cls, "from_pretrained"):
+        raise TypeError(
+            f"cls takes a class of transformers, such as AutoModelForCausalLM, not {cls!r}"
+        )
     model_class = cls or _named_class(config, path=path)
     stored = sorted(catalog.values(), key=lambda spec: (spec.file, spec.name))
     floating = (BY_NAME[s.dtype] for s in stored if BY_NAME[s.dtype].is_floating)

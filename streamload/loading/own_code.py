@@ -21,6 +21,7 @@ from streamload.module.extra_state import EXTRA_STATE, OwnCode
 from streamload.module.own_loading import (
     Rehearsal,
     allowed_by_hooks,
+    has_own_load_state_dict,
     is_torchs_own,
     rehearse,
     takes_part,
@@ -108,6 +109,8 @@ def with_own_code(
         entries = _entries(binding, places, stored, targets)
         rehearsal = rehearse(module, entries, _versions(source, stored, places, binding))
         binding = _renamed(binding, places, rehearsal)
+    if has_own_load_state_dict(module):
+        rehearsal.refuse(module, "", "has a load_state_dict() of its own")
     settled = rehearsal.kept | rehearsal.made.keys()
     missing = [name for name in _missing(targets, binding) if name not in settled]
     if (missing or binding.unexpected) and any(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,11 +12,13 @@ from typing_extensions import Unpack
 from streamload.core.options import LoadOptions, Settings, settings_from
 from streamload.hf.library import set_generation
 from streamload.hf.their_models import empty_model
+from streamload.loading.budget import measured
 from streamload.loading.calls import Loaded
-from streamload.loading.resolving import Job, resolve
+from streamload.loading.resolving import Job, plan_load, resolve
 from streamload.loading.running import run
 from streamload.module.commit import commit
 from streamload.module.empty_weights import empty_weights
+from streamload.planning.records import Plan
 from streamload.sources.base import Source
 from streamload.sources.detect import open_layers
 from streamload.sources.hub import folder_of
@@ -86,6 +89,13 @@ def load_transformers(
     )
 
 
+def plan_transformers(path: str | os.PathLike[str], **options: Unpack[TransformersOptions]) -> Plan:
+    """What ``load_transformers`` would do; reads headers only."""
+    settings, key_mapping = _settings(options)
+    with open_layers(path, settings.layers, settings.prefix) as source:
+        return measured(plan_load(build_theirs(source, settings, None, key_mapping)))
+
+
 def _settings(options: Mapping[str, Any]) -> tuple[Settings, Mapping[str, str] | None]:
     values = dict(options)
     key_mapping = values.pop("key_mapping", None)
@@ -96,6 +106,16 @@ def _settings(options: Mapping[str, Any]) -> tuple[Settings, Mapping[str, str] |
             raise TypeError(f"load_transformers does not take {name}: {_ANSWERS[name]}")
     if values.get("layers") is not None:
         raise ValueError("load_transformers builds whole models: layers= is for load and load_into")
+    if key_mapping is not None:
+        if not isinstance(key_mapping, Mapping):
+            raise TypeError(
+                f"key_mapping must be a dict of regular expressions, not {key_mapping!r}"
+            )
+        for pattern in key_mapping:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"key_mapping: {pattern!r} is no pattern: {error}") from error
     return settings_from(values, mode="auto"), key_mapping
 
 

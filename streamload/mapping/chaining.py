@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias, TypeVar
 from streamload.core.specs import Shape
 from streamload.mapping.combining import Concat, HeadSplit, Reduction, Split, Stack, Unstack
 from streamload.mapping.layout import Layout, LayoutError, axis_of
-from streamload.mapping.transforms import Relayout, Transform
+from streamload.mapping.transforms import UNSTATED, Relayout, Transform
 
 _T = TypeVar("_T")
 _Table: TypeAlias = "list[list[_T]]"  # [name][expert]
@@ -242,7 +242,8 @@ class ByExpert(Transform):
         kind = type(self.transform).__name__
         if apart != self.unstacks:
             side, need = ("targets", "Unstack") if self.unstacks else ("sources", "Stack")
-            raise ValueError(f"{{expert}} is in the {side} only: that needs {need}, not {kind}")
+            found = "no transform" if self.transform is UNSTATED else kind
+            raise ValueError(f"{{expert}} is in the {side} only: that needs {need}, not {found}")
         if names != self.targets:
             raise ValueError(f"{kind} makes {names} of {self.sources} names, not {self.targets}")
 

@@ -50,7 +50,7 @@ def config_to_build(
     known = known_model_types(with_model=True)
     if model_type not in known:
         raise CheckpointError(
-            f"config.json says model_type {model_type!r}; models here: "
+            f"config.json says model_type {model_type!r}; streamload's own models are "
             f"{', '.join(known)}. With the extra transformers, streamload.load_transformers "
             "builds its class; or build the module yourself and use streamload.load_into",
             path=path,

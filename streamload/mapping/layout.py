@@ -140,7 +140,7 @@ def axis_of(dim: int, shape: Sequence[int]) -> int:
         LayoutError: the shape has no such dimension.
     """
     if not -len(shape) <= dim < len(shape):
-        raise LayoutError(f"shape {list(shape)} has no dimension {dim}")
+        raise LayoutError(f"a tensor of {len(shape)} dimensions has no dimension {dim}")
     return dim % len(shape)
 
 

@@ -75,6 +75,13 @@ def takes_part(module: nn.Module) -> bool:
     return overrides or bool(module._load_state_dict_pre_hooks)
 
 
+def has_own_load_state_dict(module: nn.Module) -> bool:
+    """True if torch would run code of the module's class instead of its own ``load_state_dict``."""
+    code: Any = type(module).load_state_dict
+    is_torchs = code.__module__ == "torch" or code.__module__.startswith("torch.")
+    return not is_torchs or "load_state_dict" in vars(module)
+
+
 def is_torchs_own(module: nn.Module) -> bool:
     """True if the module only takes part as torch's normalisation layers do."""
     code: Any = type(module)._load_from_state_dict

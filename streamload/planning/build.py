@@ -112,6 +112,8 @@ def _layer_problems(
 def _finished(builder: PlanBuilder, binding: Binding, mapper: Mapper | None, source: str) -> Plan:
     options, stored = builder.options, builder.stored
     table = mapper if isinstance(mapper, NameMap) else None
+    if options.maps:
+        _map_apart(builder)
     tensors = tuple(builder.placed.values())
     missing, unfilled = find_gaps(builder, table)
     builder.note(*(table.notices if table else ()))
@@ -148,3 +150,27 @@ def _as_it_came(options: Settings, tensors: Sequence[PlannedTensor]) -> Settings
     strided = any(t.strides != contiguous_strides(t.shape) for t in mapped)
     layout = options.layout or ("stored" if strided else "contiguous")
     return replace(options, mode="map" if mapped else "stream", layout=layout)
+
+
+def _map_apart(builder: PlanBuilder) -> None:
+    """Views of stored tensors that lie over each other in a file: only one of them is mapped.
+
+    Else what a program does to one parameter would also be done to another.
+    """
+    stored, placed = builder.stored, builder.placed
+    extents = {}
+    for tensor in placed.values():
+        if tensor.mapped is not None:
+            extent = stored[tensor.mapped.stored_name].extent
+            assert extent is not None, "only these are mapped"
+            extents[tensor.mapped.stored_name] = (extent.file, extent.offset, extent.nbytes)
+    shared = set()
+    last, end = "", 0
+    for name, (file, offset, nbytes) in sorted(extents.items(), key=lambda found: found[1]):
+        if file == last and offset < end:
+            shared.add(name)
+        end = max(end, offset + nbytes) if file == last else offset + nbytes
+        last = file
+    for name, tensor in placed.items() if shared else ():
+        if tensor.mapped is not None and tensor.mapped.stored_name in shared:
+            placed[name] = replace(tensor, mapped=None)

@@ -98,5 +98,5 @@ def refuse_mixed(
     ((usual, _),) = counts.most_common(1)
     pairs = zip(names, stored, strict=True)
     odd = [f"{name!r} is {dtype}" for name, dtype in pairs if dtype != usual]
-    way_out = ": pass the dtype= that is meant" if can_be_cast else ""
-    raise DtypeError(f"its stack is of {usual}, but {listed(odd, 4)}{way_out}")
+    way_out = ": say with dtype= which is meant" if can_be_cast else ""
+    raise DtypeError(f"most of what is stacked is {usual}, but {listed(odd, 4)}{way_out}")

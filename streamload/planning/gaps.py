@@ -93,6 +93,7 @@ def map_notices(builder: PlanBuilder) -> list[str]:
     if not options.maps or not streamed or is_cast:
         return []
     return [
-        f"{len(streamed)} of {len(builder.placed)} tensors cannot be mapped as they are stored "
-        f"(cast, re-laid or misaligned) and are streamed: {listed(streamed, 4)}"
+        f"{len(streamed)} of {len(builder.placed)} tensors are not mapped as they are stored "
+        "(cast, rearranged, misaligned, shared, or transposed in 16 bits) and are streamed: "
+        f"{listed(streamed, 4)}"
     ]

@@ -162,3 +162,19 @@ def test_nothing_of_the_file_is_touched_by_mapping_it(tmp_path):
                 taken += int(line.split()[1])
     assert len(found) == 32
     assert taken == 0
+
+
+@pytest.mark.parametrize("second", [slice(0, 64), slice(32, 96), slice(64, 128)])
+def test_stored_tensors_that_share_bytes_do_not_become_one_parameter(tmp_path, second):
+    whole = values(1, 128, 8)
+    tensors = {"a": whole[:64], "b": whole[second]}
+    torch.save(tensors, tmp_path / "x.pt")
+    module = bag_of(tensors)
+    report = streamload.load_into(module, tmp_path / "x.pt", mode="map")
+    is_apart = second.start >= 64
+    assert report.bytes_mapped == (2 if is_apart else 1) * 64 * 8 * 4
+    expected = tensors["b"].clone()
+    assert same_bits(module.b.detach(), expected)
+    with torch.no_grad():
+        module.a.add_(1)
+    assert same_bits(module.b.detach(), expected)

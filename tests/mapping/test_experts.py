@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from streamload import (
@@ -209,7 +209,12 @@ def pairs_apart(tensor, dim):
 def test_random_chains_are_what_torch_makes_and_go_back(made, chunk, staging):
     values, names, chain, expected = made
     rule = Rule((GATE, UP)[:names], "w", chain)
-    (found,) = loaded(values, rule, chunk_bytes=chunk, staging_bytes=staging)
+    try:
+        (found,) = loaded(values, rule, chunk_bytes=chunk, staging_bytes=staging)
+    except streamload.PlanError as error:
+        # Groups that begin in one stored tensor and end in the next are refused, and said so.
+        assert "cannot cut" in str(error)
+        reject()
     assert same_bits(found, expected)
     assert all(same_bits(t, values[name]) for name, t in back({"w": expected}, rule).items())
     count = len(values) // names

@@ -88,7 +88,9 @@ def test_a_table_without_a_model_is_for_modules_of_ones_own(tmp_path, monkeypatc
     module = torch.nn.Linear(3, 2, bias=False)
     streamload.load_into(module, tmp_path)
     assert (module.weight == 1).all()
-    with pytest.raises(streamload.CheckpointError, match="'only-names'; models here: gpt2, "):
+    with pytest.raises(
+        streamload.CheckpointError, match="'only-names'; streamload's own models are gpt2, "
+    ):
         streamload.load(tmp_path)
     with pytest.raises(ValueError, match="'only-names' has no reference model; known: gpt2, "):
         build_model("only-names", {})

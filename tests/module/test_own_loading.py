@@ -431,3 +431,25 @@ def test_a_hook_after_the_load_may_allow_missing_and_unexpected(tmp_path):
 
     stored = {"weight": torch.rand(3, 2), "bias": torch.rand(3), "old": torch.ones(1)}
     as_torch_does(build, stored, tmp_path, "safetensors")
+
+
+def test_a_load_state_dict_of_its_own_is_refused_by_name(tmp_path):
+    class Doubles(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(2, 2)
+
+        def load_state_dict(self, state_dict, *args, **kwargs):
+            doubled = {name: tensor * 2 for name, tensor in state_dict.items()}
+            return super().load_state_dict(doubled, *args, **kwargs)
+
+    module = Doubles()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    save_file(module.state_dict(), tmp_path / "x.safetensors")
+    with pytest.raises(streamload.PlanError, match=r"Doubles.*load_state_dict\(\) of its own"):
+        streamload.load_into(module, tmp_path / "x.safetensors")
+    assert all(torch.equal(t, before[name]) for name, t in module.state_dict().items())
+    outer = nn.Sequential(module)  # torch calls the outermost module's only
+    state = {f"0.{name}": tensor for name, tensor in before.items()}
+    save_file(state, tmp_path / "y.safetensors")
+    streamload.load_into(outer, tmp_path / "y.safetensors")

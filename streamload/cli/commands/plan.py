@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from streamload.cli.failures import as_options
+from streamload.cli.model_choice import plan_model, transformers_option
 from streamload.cli.render.advice import slow_notes
 from streamload.cli.render.ledger import ledger_lines
 from streamload.cli.render.tables import heading, say_result
@@ -17,17 +18,17 @@ from streamload.core.wording import format_bytes, printable, section
 
 @click.command("plan", epilog="Example: streamload plan ./gpt2-xl --dtype bfloat16")
 @click.argument("path")
+@transformers_option
 @load_options
 @common_options
-def command(path: str, as_json: bool, **options: Any) -> None:
+def command(path: str, by_transformers: bool, as_json: bool, **options: Any) -> None:
     """Say what loading the checkpoint at PATH would do and need, without doing it.
 
     Exits with 1 if the load would be refused, and with 3 if it would not fit in memory.
     """
     from streamload.loading.budget import ways_out
-    from streamload.loading.calls import plan_checkpoint
 
-    plan = plan_checkpoint(path, **given(options))
+    plan = plan_model(path, by_transformers=by_transformers, **given(options))
     report, memory = plan.report, plan.report.memory
     fits = memory.needed_bytes <= memory.available_bytes or options["check_memory"] is False
     ways = [] if fits else ["does not fit", *(f"would fit: {way}" for way in ways_out(plan))]
