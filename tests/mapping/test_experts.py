@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
+import streamload
 from streamload import (
     Chain,
     Concat,
@@ -213,7 +214,8 @@ def test_random_chains_are_what_torch_makes_and_go_back(made, chunk, staging):
         (found,) = loaded(values, rule, chunk_bytes=chunk, staging_bytes=staging)
     except streamload.PlanError as error:
         # Groups that begin in one stored tensor and end in the next are refused, and said so.
-        assert "cannot cut" in str(error)
+        if "cannot cut" not in str(error):
+            raise
         reject()
     assert same_bits(found, expected)
     assert all(same_bits(t, values[name]) for name, t in back({"w": expected}, rule).items())
