@@ -169,6 +169,7 @@ class ConvertingSource(Source):
 
     def __init__(self, inner: Source, computed: Mapping[str, Computed]) -> None:
         self.path = inner.path
+        self.objects, self.versions = inner.objects, inner.versions
         self._inner = inner
         self._computed = {c.spec.name: c for c in computed.values()}
         specs = {name: c.spec for name, c in self._computed.items()}

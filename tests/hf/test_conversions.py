@@ -43,9 +43,11 @@ from transformers.core_model_loading import (
 
 import streamload
 from streamload import CheckpointError, load_into, load_transformers
+from streamload.hf.conversions import ConvertingSource
 from streamload.hf.library import TESTED_WITH
 from streamload.hf.tracing import NoPlaceError, Traced
 from streamload.mapping.layout import Layout
+from streamload.sources.in_memory import MemorySource
 from tests.hf.carrying import carried_out
 from tests.hf.their_dozen import differences, saved
 
@@ -337,3 +339,10 @@ def test_experts_that_are_missing_are_named(tmp_path: Path) -> None:
     other = rewritten(folder, lambda t: {n: v for n, v in t.items() if n != lost})
     with pytest.raises(streamload.PlanError, match=r"model\.layers\.1\.mlp\.experts\.gate_up_proj"):
         load_transformers(other)
+
+
+def test_a_converting_source_passes_on_what_stands_beside_the_tensors():
+    inner = MemorySource({"a": torch.zeros(2)})
+    inner.objects, inner.versions = {"m._extra_state": object()}, {"m": {"version": 2}}
+    source = ConvertingSource(inner, {})
+    assert (source.objects, source.versions) == (inner.objects, inner.versions)
