@@ -97,14 +97,19 @@ def with_own_code(
         binding: of the stored names.
         prefix: that is taken off stored names.
     """
-    binding, states = _states(stored, targets, binding)
-    objects, unexpected = _objects(source, prefix, mapper, targets, states)
+    keys = {spec.names[0] for spec in targets.specs if spec.kind == EXTRA_STATE}
+    binding, states = _states(stored, keys, binding)
+    objects, unexpected = _objects(source, prefix, mapper, keys, states)
     states |= objects
-    targets = Targets(tuple(spec for spec in targets.specs if spec.names[0] not in states))
+    if states:
+        targets = Targets(tuple(spec for spec in targets.specs if spec.names[0] not in states))
     rehearsal = Rehearsal()
-    missing = _missing(targets, binding)
     participants = [m for m in module.modules() if takes_part(m)]
-    if any(not is_torchs_own(m) or missing or binding.unexpected for m in participants):
+    if participants and (
+        not all(map(is_torchs_own, participants))
+        or binding.unexpected
+        or _missing(targets, binding)
+    ):
         places = {_place(module, name): name for name in binding.unexpected}
         entries = _entries(binding, places, stored, targets)
         rehearsal = rehearse(module, entries, _versions(source, stored, places, binding))
@@ -112,23 +117,22 @@ def with_own_code(
     if has_own_load_state_dict(module):
         rehearsal.refuse(module, "", "has a load_state_dict() of its own")
     settled = rehearsal.kept | rehearsal.made.keys()
-    missing = [name for name in _missing(targets, binding) if name not in settled]
-    if (missing or binding.unexpected) and any(
-        m._load_state_dict_post_hooks for m in module.modules()
-    ):
-        allowed, unneeded = allowed_by_hooks(module, missing, binding.unexpected)
-        settled |= allowed
-        binding = _without(binding, unneeded)
-    specs = targets.specs
+    if any(m._load_state_dict_post_hooks for m in module.modules()):
+        missing = [name for name in _missing(targets, binding) if name not in settled]
+        if missing or binding.unexpected:
+            allowed, unneeded = allowed_by_hooks(module, missing, binding.unexpected)
+            settled |= allowed
+            binding = _without(binding, unneeded)
     if settled:
-        specs = tuple(_settled(spec, settled, rehearsal.made.keys()) for spec in specs)
+        made = rehearsal.made.keys()
+        targets = Targets(tuple(_settled(spec, settled, made) for spec in targets.specs))
     faults = (
         f"{name!r}, the extra state of {key!r}, {why}"
         for key, name in objects.items()
         if (why := source.objects[name].fault())
     )
     problems = (*faults, *rehearsal.problems)
-    return Targets(specs), binding, OwnPart(rehearsal, states, unexpected, problems)
+    return targets, binding, OwnPart(rehearsal, states, unexpected, problems)
 
 
 def _settled(spec: TargetSpec, settled: Iterable[str], made: Iterable[str]) -> TargetSpec:
@@ -158,16 +162,17 @@ def _place(module: nn.Module, name: str) -> str:
 
 
 def _states(
-    stored: Mapping[str, TensorSpec], targets: Targets, binding: Binding
+    stored: Mapping[str, TensorSpec], keys: Collection[str], binding: Binding
 ) -> tuple[Binding, dict[str, str]]:
     """The binding without extra states that are tensors, and these: key → stored name."""
-    keys = {spec.names[0] for spec in targets.specs if spec.kind == EXTRA_STATE}
+    if not keys:
+        return binding, {}
     bare = {strip_wrappers(key, KNOWN_WRAPPERS): key for key in keys}
     states: dict[str, str] = {}
     unexpected: list[str] = []
     left: list[Assignment] = []
     for assignment in binding.assignments:
-        if not keys.intersection(assignment.targets):
+        if not any(target in keys for target in assignment.targets):
             left.append(assignment)
         elif states.setdefault(assignment.targets[0], assignment.sources[0]) not in (
             assignment.sources
@@ -186,11 +191,10 @@ def _objects(
     source: Source,
     prefix: str | None,
     mapper: Mapper | None,
-    targets: Targets,
+    keys: Collection[str],
     taken: Collection[str],
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Extra states that are no tensors: key → stored name; and those that no module takes."""
-    keys = {spec.names[0] for spec in targets.specs if spec.kind == EXTRA_STATE}
     bare = {strip_wrappers(key, KNOWN_WRAPPERS): key for key in keys}
     states: dict[str, str] = {}
     unexpected = []

@@ -88,7 +88,8 @@ def place(builder: PlanBuilder, assignment: Assignment) -> None:
         return
     kind = _kind(builder, assignment, specs[0], wanted[0])
     if kind is not None and (example := builder.examples.get(kind)) is not None:
-        _keep(builder, assignment, _renamed(example, assignment, wanted[0]))
+        renamed = _renamed(example, assignment, wanted[0])
+        _keep(builder, assignment, assignment.targets[0], renamed)
         return
     places = _places(builder, assignment, specs, wanted)
     for target, spec, geometry in zip(assignment.targets, wanted, places, strict=False):
@@ -101,7 +102,7 @@ def place(builder: PlanBuilder, assignment: Assignment) -> None:
             continue
         if kind is not None:
             builder.examples[kind] = planned
-        _keep(builder, assignment, planned, target)
+        _keep(builder, assignment, target, planned)
 
 
 def _kind(
@@ -148,9 +149,8 @@ def _renamed(
 
 
 def _keep(
-    builder: PlanBuilder, assignment: Assignment, planned: PlannedTensor, target: str = ""
+    builder: PlanBuilder, assignment: Assignment, target: str, planned: PlannedTensor
 ) -> None:
-    target = target or assignment.targets[0]
     first = builder.placed.setdefault(planned.name, planned)
     if first is planned:
         builder.placed_by[planned.name] = target

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import click
 
 from streamload.cli.render.listing import as_dict, as_text
-from streamload.cli.render.tables import say, say_result
+from streamload.cli.render.tables import say_result
 from streamload.cli.shared_options import common_options
 from streamload.core.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from streamload.sources.base import Source
 
 
 @click.command("inspect", epilog="Example: streamload inspect ./gpt2-xl h.0.attn.c_attn.weight")
@@ -32,10 +35,14 @@ def command(path: str, tensor: str | None, show_all: bool, as_json: bool) -> Non
             facts = describe(source, tensor)
             say_result(as_json, lambda: facts, lambda: show(facts))
             return
-        if not as_json:
-            say(as_text(source, show_all=show_all))
         # A damaged configuration is a failure, if one that leaves the list of tensors whole.
-        with suppress(MissingExtraError):
-            source.config()
         if as_json:
-            say(json.dumps(as_dict(source)))
+            _check_config(source)
+        say_result(as_json, lambda: as_dict(source), lambda: as_text(source, show_all=show_all))
+        if not as_json:
+            _check_config(source)
+
+
+def _check_config(source: Source) -> None:
+    with suppress(MissingExtraError):
+        source.config()
