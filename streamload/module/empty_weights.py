@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
+
+from streamload.module.torch_mode import TorchMode
 
 # Methods that write values and nothing else. On a meta tensor they do nothing, but some import
 # over a thousand modules to do it (2.3 s for the first ``nn.Embedding`` of a process).
@@ -110,18 +111,13 @@ def _meta_twin(parameter: nn.Parameter) -> nn.Parameter:
     return made
 
 
-class _NoInitialisation(TorchFunctionMode):
+class _NoInitialisation(TorchMode):
     """Skips functions that only give values to a parameter. Modes belong to one thread."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+    def call(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         """Return the tensor as it is where only its values would change."""
-        kwargs = kwargs or {}
         if func in _INIT_FUNCTIONS:
             target = args[0] if args else kwargs.get("tensor")
             if isinstance(target, nn.Parameter) or _is_meta(target):

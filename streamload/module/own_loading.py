@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.module import _IncompatibleKeys, _WrappedHook
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from streamload.core.errors import StreamloadError
 from streamload.module.extra_state import Remembered, is_container
+from streamload.module.torch_mode import TorchMode
 
 # What may be asked of a stand-in, since it does not depend on values; and what keeps them.
 _ASKED = {"__get__", "__len__", "dim", "element_size", "is_complex", "is_contiguous"}
@@ -207,26 +207,21 @@ class _Refused(Exception):  # noqa: N818  # never leaves this file
     """Something that must not even be tried."""
 
 
-class _Guard(TorchFunctionMode):
+class _Guard(TorchMode):
     """Lets nothing be written to memory that is held."""
 
     def __init__(self, held: Collection[int]) -> None:
         super().__init__()
         self._held = held
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+    def call(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        del types
         first: Any = args[0] if args else None
         writes = _is_in_place(func) and isinstance(first, torch.Tensor) and not first.is_meta
         if writes and first.untyped_storage().data_ptr() in self._held:
             raise _Refused("overwrites a tensor of the module by itself")
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def _is_in_place(func: Callable[..., Any]) -> bool:
@@ -235,7 +230,7 @@ def _is_in_place(func: Callable[..., Any]) -> bool:
     return name in changes or (name.endswith("_") and not name.startswith("__"))
 
 
-class _Watch(TorchFunctionMode):
+class _Watch(TorchMode):
     """Sees which stand-ins are copied into which tensor, and which are computed with."""
 
     def __init__(self, names: Mapping[int, str], own: Mapping[int, str]) -> None:
@@ -246,15 +241,9 @@ class _Watch(TorchFunctionMode):
         self.used: set[str] = set()
         self.changed: set[str] = set()
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+    def call(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        del types
-        kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         first = args[0] if args else None
         if name == "copy_" and id(first) in self._own and len(args) > 1:
