@@ -45,6 +45,12 @@ def numel(shape: Shape) -> int:
     return math.prod(shape)
 
 
+@lru_cache(maxsize=4096)
+def size_of(dtype: str, shape: Shape) -> int:
+    """Bytes of a dense tensor of the safetensors type ``dtype``; 0 if they are not whole."""
+    return nbytes_of(BY_NAME[dtype], shape) or 0
+
+
 @dataclass(frozen=True, slots=True)
 class Extent:
     """A range of bytes of one file."""
@@ -78,7 +84,7 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        return nbytes_of(BY_NAME[self.dtype], self.shape) or 0
+        return size_of(self.dtype, self.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,8 @@ def plan(
         ``.ok``, ``.problems``, ``.report`` (all lists) and ``.memory`` (needed, available).
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
-    with open_layers(path, settings.layers, settings.prefix) as source:
+    pause = without_collections(_MANY)
+    with pause, open_layers(path, settings.layers, settings.prefix) as source:
         job = resolve(source, module, settings, _config(mapping, source), mapping)
         return measured(plan_load(job))
 

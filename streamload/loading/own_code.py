@@ -26,6 +26,7 @@ from streamload.module.own_loading import (
     rehearse,
     takes_part,
 )
+from streamload.module.targets import walk
 from streamload.planning.records import Plan, Targets, TargetSpec
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
@@ -104,7 +105,8 @@ def with_own_code(
     if states:
         targets = Targets(tuple(spec for spec in targets.specs if spec.names[0] not in states))
     rehearsal = Rehearsal()
-    participants = [m for m in module.modules() if takes_part(m)]
+    owners = list({id(owner): owner for _path, owner in walk(module)}.values())
+    participants = [owner for owner in owners if takes_part(owner)]
     if participants and (
         not all(map(is_torchs_own, participants))
         or binding.unexpected
@@ -117,7 +119,7 @@ def with_own_code(
     if has_own_load_state_dict(module):
         rehearsal.refuse(module, "", "has a load_state_dict() of its own")
     settled = rehearsal.kept | rehearsal.made.keys()
-    if any(m._load_state_dict_post_hooks for m in module.modules()):
+    if any(owner._load_state_dict_post_hooks for owner in owners):
         missing = [name for name in _missing(targets, binding) if name not in settled]
         if missing or binding.unexpected:
             allowed, unneeded = allowed_by_hooks(module, missing, binding.unexpected)

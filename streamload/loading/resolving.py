@@ -28,6 +28,7 @@ from streamload.planning.build import build_plan
 from streamload.planning.records import Plan, Targets
 from streamload.saving.cache.through import cache_settings
 from streamload.sources.base import Source
+from streamload.system.gc_pause import calm
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Job:
     own: OwnPart = field(default_factory=OwnPart)
 
 
+@calm(lambda source: len(source.catalog))
 def resolve(
     source: Source,
     module: nn.Module | None,
@@ -141,6 +143,7 @@ def _safe_mode(source: Source, settings: Settings) -> tuple[Settings, tuple[str,
     return settings, ()
 
 
+@calm(lambda job: len(job.source.catalog))
 def plan_load(job: Job) -> Plan:
     """The plan of a load, with everything that refuses it but a lack of memory.
 
@@ -170,8 +173,8 @@ def _plan(job: Job) -> Plan:
     device = settings.device
     devices = (device,) if isinstance(device, str) else sorted(set(device.values()))
     problems = [why for device in devices if (why := unusable(device))]
-    if job.module is not None:
-        plan = plan.with_findings(*wrapper_problems(job.module, plan))
+    if job.module is not None and job.targets is not None:
+        plan = plan.with_findings(*wrapper_problems(job.targets, plan))
         problems += in_place_problems(job.module, plan)
     hook = "on_layer" if settings.on_layer is not None else ""
     hook = f"quantize={settings.quantize!r}" if settings.quantize is not None else hook

@@ -187,18 +187,15 @@ def _assignments(
     places = sorted(group)
     # A sum or a mean over fewer partitions than there are would be wrong without a sign of it, and
     # a stack with a gap would give experts the numbers of others.
-    absent = tuple(
-        islice(
-            (
-                template.fill(layer=layer, expert=n if rule.stacks else expert, rank=n)
-                for at, template in enumerate(rule.source_templates)
-                for n in (numbers if by_number and (rule.stacks or template.has("rank")) else (0,))
-                if (at, n) not in group
-            ),
-            _MOST_ABSENT,
-        )
+    lacking = (
+        template.fill(layer=layer, expert=n if rule.stacks else expert, rank=n)
+        for at, template in enumerate(rule.source_templates)
+        for n in (numbers if by_number and (rule.stacks or template.has("rank")) else (0,))
+        if (at, n) not in group
     )
-    repeats = max(len(names) for names in group.values())
+    is_whole = not by_number and len(group) == len(rule.sources)
+    absent = () if is_whole else tuple(islice(lacking, _MOST_ABSENT))
+    repeats = max(map(len, group.values()))
     return [
         Assignment(
             tuple(group[place][min(copy, len(group[place]) - 1)] for place in places),

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, TypeAlias, TypeVar
@@ -15,11 +14,12 @@ from typing import Generic, TypeAlias, TypeVar
 _T = TypeVar("_T")
 
 _PLACE = re.compile(r"\{(layer|expert|rank)(?:\+([0-9]{1,9}))?\}")
-_NUMBER = re.compile(r"[0-9]+")
-_PART = re.compile(r"(?<![^.])[0-9]+(?![^.])")
+_NUMBER = re.compile(r"([0-9]+)")
+_PART = re.compile(r"(?<![^.])([0-9]+)(?![^.])")
 # What a placeholder stands for: other digits than these are letters of a name, and no file has
 # so many blocks that a longer number is one.
-NUMBER = re.compile(r"[0-9]{1,9}")
+_MOST_DIGITS = 9
+NUMBER = re.compile(rf"[0-9]{{1,{_MOST_DIGITS}}}")
 
 
 def name_key(name: str, *, inside: bool = False) -> tuple[str, tuple[str, ...]]:
@@ -28,9 +28,8 @@ def name_key(name: str, *, inside: bool = False) -> tuple[str, tuple[str, ...]]:
     Only parts that are a number as a whole count (``h.0``, not ``ln_1``), so that the rules of a
     block have keys of their own; with ``inside`` every run of digits does.
     """
-    pattern = _NUMBER if inside else _PART
-    numbers = pattern.findall(name)
-    return (pattern.sub("#", name) if numbers else name), tuple(numbers)
+    parts = (_NUMBER if inside else _PART).split(name)
+    return "#".join(parts[::2]), tuple(parts[1::2])
 
 
 @dataclass(frozen=True)
@@ -82,11 +81,11 @@ class Template:
                 if number != slot:
                     return None
                 continue
-            if not NUMBER.fullmatch(number):
+            if len(number) > _MOST_DIGITS or (number[0] == "0" and number != "0"):
                 return None
             which, shift = slot
             value = int(number) - shift
-            if value < 0 or str(value + shift) != number or found.get(which, value) != value:
+            if value < 0 or found.get(which, value) != value:
                 return None
             found[which] = value
         return found
@@ -100,18 +99,25 @@ class Template:
             ValueError: a value the template needs is None.
         """
         values = {"layer": layer, "expert": expert, "rank": rank}
+        start, places = self._pieces
+        text = start
+        for which, shift, literal in places:
+            value = values[which]
+            if value is None:
+                raise ValueError(f"template {self.text!r} needs a {which}")
+            text += f"{value + shift}{literal}"
+        return text
 
-        def value(match: re.Match[str]) -> str:
-            found = values[match[1]]
-            if found is None:
-                raise ValueError(f"template {self.text!r} needs a {match[1]}")
-            return str(found + int(match[2] or 0))
-
-        return _PLACE.sub(value, self.text)
+    @cached_property
+    def _pieces(self) -> tuple[str, tuple[tuple[str, int, str], ...]]:
+        """What stands before the first placeholder; each one, its shift, and what follows it."""
+        start, *rest = _PLACE.split(self.text)
+        places = zip(rest[::3], rest[1::3], rest[2::3], strict=True)
+        return start, tuple((which, int(shift or 0), text) for which, shift, text in places)
 
     def has(self, which: str) -> bool:
         """True if ``{layer}``, ``{expert}`` or ``{rank}`` stands in it."""
-        return any(m[1] == which for m in _PLACE.finditer(self.text))
+        return any(place == which for place, _shift, _text in self._pieces[1])
 
 
 _ByNumbers: TypeAlias = "dict[tuple[int, ...], dict[tuple[str, ...], list[tuple[Template, _T]]]]"
@@ -131,12 +137,14 @@ class TemplateIndex(Generic[_T]):
         places, numbers = template.written_out
         by_numbers.setdefault(places, {}).setdefault(numbers, []).append((template, value))
 
-    def find(self, name: str) -> Iterator[tuple[_T, dict[str, int]]]:
+    def find(self, name: str) -> list[tuple[_T, dict[str, int]]]:
         """What was added with templates that match, and their placeholders' values."""
+        found = []
         for inside, table in self._tables.items():
             key, numbers = name_key(name, inside=inside)
             for places, templates in table.get(key, {}).items():
                 for template, value in templates.get(tuple([numbers[at] for at in places]), ()):
                     values = template.match(numbers)
                     if values is not None:
-                        yield value, values
+                        found.append((value, values))
+        return found

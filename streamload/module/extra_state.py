@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from streamload.core.errors import CheckpointError, PlanError
-from streamload.module.targets import is_wrapper
+from streamload.module.targets import is_wrapper, walk
 from streamload.planning.records import TargetSpec
 
 KEY = _EXTRA_STATE_KEY_SUFFIX
@@ -23,7 +23,7 @@ EXTRA_STATE = "extra_state"  # the kind of such a target
 
 def owners(module: nn.Module, method: str = "set_extra_state") -> Iterator[tuple[str, nn.Module]]:
     """The keys of the modules that have an extra state of their own, and these modules."""
-    for path, owner in module.named_modules(remove_duplicate=False):
+    for path, owner in walk(module):
         if getattr(type(owner), method) is not getattr(nn.Module, method):
             yield f"{path}.{KEY}" if path else KEY, owner
 

@@ -4,20 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from streamload.core.dtypes import BY_TORCH_NAME
+from streamload.core.dtypes import BY_TORCH_NAME, DType
 from streamload.core.errors import PlanError
 from streamload.core.findings import Finding
 from streamload.planning.records import Plan, Targets, TargetSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+def walk(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Every module by its path, each as often as it is reachable, as ``named_modules`` has them.
+
+    That goes through as many generators as a module is deep, for each module.
+    """
+    found: list[tuple[str, nn.Module]] = []
+
+    def visit(path: str, owner: nn.Module) -> None:
+        found.append((path, owner))
+        for name, child in owner._modules.items():
+            if child is not None:
+                visit(f"{path}.{name}" if path else name, child)
+
+    visit("", module)
+    return found
+
+
+class Slot(NamedTuple):
     """One place of a module that holds a tensor; tied names have one each."""
 
     owner: nn.Module
@@ -42,8 +59,9 @@ def slots(module: nn.Module) -> Iterator[tuple[Slot, torch.Tensor]]:
 
     Parameters first, as ``named_parameters``: so the first name of a tie is a parameter's.
     """
+    owners = walk(module)
     for kind in ("parameter", "buffer"):
-        for path, owner in module.named_modules(remove_duplicate=False):
+        for path, owner in owners:
             table = owner._parameters if kind == "parameter" else owner._buffers
             for attribute, tensor in table.items():
                 if tensor is not None:
@@ -116,8 +134,9 @@ def _spec(tie: _Tie) -> TargetSpec:
     tensor, name = tie.tensor, tie.names[0]
     if is_lazy(tensor):
         raise PlanError(f"{name!r} is a lazy parameter: run the module once before loading")
-    dtype = BY_TORCH_NAME.get(str(tensor.dtype).removeprefix("torch."))
-    if tensor.layout != torch.strided or not (is_wrapper(tensor) or _has_memory(tensor)):
+    dtype = _dtype(tensor.dtype)
+    wraps = is_wrapper(tensor)
+    if tensor.layout != torch.strided or not (wraps or _has_memory(tensor)):
         raise PlanError(
             f"{name!r} is a {type(tensor).__name__} of layout {tensor.layout} without plain "
             "memory, which cannot be loaded into"
@@ -134,7 +153,13 @@ def _spec(tie: _Tie) -> TargetSpec:
         tie.is_persistent,
         "cpu" if is_meta else str(tensor.device),
         None if is_meta else tensor.stride(),
+        wrapper=type(tensor).__name__ if wraps else "",
     )
+
+
+@lru_cache
+def _dtype(dtype: torch.dtype) -> DType | None:
+    return BY_TORCH_NAME.get(str(dtype).removeprefix("torch."))
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
@@ -154,21 +179,19 @@ def _has_memory(tensor: torch.Tensor) -> bool:
         return False
 
 
-def wrapper_problems(module: nn.Module, plan: Plan) -> list[Finding]:
+def wrapper_problems(targets: Targets, plan: Plan) -> list[Finding]:
     """What refuses a plan that would put plain values where wrapper tensors are: all of these."""
-    wrappers = {tie.names[0]: tie.tensor for tie in _ties(module) if is_wrapper(tie.tensor)}
-    if not wrappers:
-        return []
+    wrappers = {spec.names[0]: spec.wrapper for spec in targets.specs if spec.wrapper}
     touched = {t.name for t in plan.tensors} | {entry.name for entry in plan.shape_mismatch}
     if touched.isdisjoint(wrappers):
         return []
     return [
         Finding(
-            f" holds its values in other tensors (class {type(tensor).__name__}), so that plain "
+            f" holds its values in other tensors (class {wrapper}), so that plain "
             "ones cannot take its place: load into the plain module first, then quantise or "
             "shard it",
             refuses=True,
             tensor=name,
         )
-        for name, tensor in wrappers.items()
+        for name, wrapper in wrappers.items()
     ]

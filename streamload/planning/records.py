@@ -11,7 +11,7 @@ from streamload.core.errors import PlanError
 from streamload.core.findings import Finding, fold, in_words
 from streamload.core.options import Settings
 from streamload.core.report import LoadedTensor, LoadReport, MemoryReport, ShapeMismatch
-from streamload.core.specs import Shape, StridedCopy, TensorSpec, numel
+from streamload.core.specs import Shape, StridedCopy, TensorSpec, size_of
 from streamload.core.wording import printable
 
 
@@ -27,6 +27,7 @@ class TargetSpec:
         strides: of the memory it holds, in elements; None while on meta.
         is_settled: ``dtype`` is what values are cast to, also while it holds none.
         is_made_later: what nothing fills gets its values after the load, from who built it.
+        wrapper: the class of a tensor that holds its values in other tensors.
     """
 
     names: tuple[str, ...]
@@ -39,6 +40,7 @@ class TargetSpec:
     strides: Shape | None = None
     is_settled: bool = False
     is_made_later: bool = False
+    wrapper: str = ""
 
     @property
     def traits(self) -> tuple[object, ...]:
@@ -121,7 +123,7 @@ class PlannedTensor:
 
     @property
     def nbytes(self) -> int:
-        return numel(self.shape) * BY_NAME[self.dtype].itemsize
+        return size_of(self.dtype, self.shape)
 
     @property
     def is_moved(self) -> bool:

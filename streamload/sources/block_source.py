@@ -131,22 +131,21 @@ def join_files(
         CheckpointError: two files hold a name, and no index says which is meant; lists every one.
     """
     parts = list(files)
-    holders: dict[str, list[str]] = {}
+    first: dict[str, str] = {}
+    repeats: dict[str, list[str]] = {}
     for path, tensors in parts:
-        for name in tensors:
-            holders.setdefault(name, []).append(path)
-    repeats = {name: paths for name, paths in holders.items() if len(paths) > 1}
+        for name in [name for name in tensors if name in first]:
+            repeats.setdefault(name, [first[name]]).append(path)
+        first = dict.fromkeys(tensors, path) | first
     shown = {n: f"duplicate key {n!r}: it is in {' and in '.join(repeats[n])}" for n in repeats}
     chosen = {name: owners[name] for name in repeats if owners.get(name) in repeats[name]}
     open_ones = {name: text for name, text in shown.items() if name not in chosen}
     refuse(open_ones.values(), most=3, path=given, tensor=next(iter(open_ones), None))
     lines = [f"{shown[n]}; taken from {chosen[n]}, as the index says" for n in chosen]
-    found = {
-        name: value
-        for path, tensors in parts
-        for name, value in tensors.items()
-        if chosen.get(name, path) == path
-    }
+    found: dict[str, _T] = {}
+    for path, tensors in parts:
+        others = {name for name in repeats if chosen[name] != path}
+        found |= {n: tensors[n] for n in tensors if n not in others} if others else tensors
     more = "; and {left} more duplicate keys"
     notice = printable(listed(lines, 3, separator="; ", more=more))
     return found, (notice,) if lines else ()

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 _LOCK = threading.Lock()
 _held = 0
@@ -39,3 +44,18 @@ def without_collections(count: int, *, least: int = 2000) -> Iterator[None]:
                 # set off a collection of everything, torch included.
                 gc.collect(1)
                 gc.enable()
+
+
+def calm(count: Callable[..., int]) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """A decorator: ``count`` of the first argument is how many records the function makes."""
+
+    def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
+        @wraps(function)
+        def called(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            first: Any = args[0]
+            with without_collections(count(first)):
+                return function(*args, **kwargs)
+
+        return called
+
+    return decorate
