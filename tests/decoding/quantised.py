@@ -40,9 +40,7 @@ def whole(low: int, high: int, *shape: int) -> Tensor:
 
 def floats(*shape: int) -> Tensor:
     """Scales of a wide range."""
-    return torch.exp2(whole(-9, 4, *shape).float()) * (
-        1 + torch.rand(shape, generator=GENERATOR)
-    )
+    return torch.exp2(whole(-9, 4, *shape).float()) * (1 + torch.rand(shape, generator=GENERATOR))
 
 
 def eight_bits(dtype: torch.dtype, *shape: int) -> Tensor:

@@ -35,7 +35,7 @@ def find(found: Found) -> None:
     sparse = config.get("sparsity_config")
     formats = [config.get("format"), sparse.get("format") if isinstance(sparse, Mapping) else None]
     groups = config.get("config_groups")
-    groups = [g for g in groups.values() if isinstance(g, Mapping)] if _is_map(groups) else []
+    groups = [g for g in groups.values() if _is_map(g)] if isinstance(groups, Mapping) else []
     for name in [*formats, *(group.get("format") for group in groups)]:
         if name is not None and name not in _FORMATS:
             raise GridError(f"format {name!r:.60} is not decoded")

@@ -47,4 +47,7 @@ def find_quantised(
         find(found)
     except GridError as error:
         found.problems.append(str(error))
+    if not found.values and not found.problems:
+        text = "no tensor is stored in that way; if all are plain numbers, take it out"
+        found.problems.append(text)
     return found
