@@ -17,6 +17,7 @@ from streamload.core.report import LoadReport
 from streamload.core.wording import listed, printable
 from streamload.loading.budget import measured
 from streamload.loading.building import build
+from streamload.loading.opening import open_values
 from streamload.loading.resolving import plan_load, resolve
 from streamload.loading.running import Run, run
 from streamload.mapping.binding import Mapper
@@ -25,8 +26,6 @@ from streamload.planning.explaining import scale_notices
 from streamload.planning.records import Plan
 from streamload.sources.base import Source
 from streamload.sources.config.generation_settings import generation_settings
-from streamload.sources.detect import open_layers
-from streamload.sources.wrapping.decoded_source import as_stored, decoded
 from streamload.system.gc_pause import without_collections
 
 # Making a model of some hundred modules is enough to set off a full collection, which walks all
@@ -69,8 +68,7 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
     settings = settings_from(options, mode="auto")
     # A mapped load is made of small records and nothing else; a streamed one may take its time.
     pause = without_collections(_MANY if settings.maps else 0)
-    with pause, open_layers(path, settings.layers, settings.prefix) as source:
-        source = decoded(source)
+    with pause, open_values(path, settings) as source:
         model, config, job = build(source, settings)
         generation, notices = generation_settings(source.path, config)
         finished = run(job)
@@ -110,8 +108,7 @@ def load_into(
         As ``load``.
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
-    with open_layers(path, settings.layers, settings.prefix) as source:
-        source = decoded(source, kept=names_of(module))
+    with open_values(path, settings, module=module) as source:
         job = resolve(source, module, settings, _config(mapping, source), mapping)
         done = run(job)
         told = commit(module, done.plan, done.loaded, own=done.own, on_assign=on_assign)
@@ -133,8 +130,7 @@ def load_state_dict(
         **options: see LoadOptions.
     """
     settings = settings_from(options)
-    with open_layers(path, settings.layers, settings.prefix) as source:
-        source = decoded(source) if settings.dtype is not None else as_stored(source)
+    with open_values(path, settings, keeps_encoded=True) as source:
         job = resolve(source, None, settings, _config(mapping, source), mapping)
         done = run(job)
         known = {spec.name: spec for spec in done.plan.stored.values()}
@@ -163,8 +159,7 @@ def plan(
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
     pause = without_collections(_MANY)
-    with pause, open_layers(path, settings.layers, settings.prefix) as source:
-        source = decoded(source, kept=names_of(module))
+    with pause, open_values(path, settings, module=module) as source:
         job = resolve(source, module, settings, _config(mapping, source), mapping)
         return measured(plan_load(job))
 
@@ -172,15 +167,8 @@ def plan(
 def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Plan:
     """What ``load`` would do; reads headers only."""
     settings = settings_from(options, mode="auto")
-    with open_layers(path, settings.layers, settings.prefix) as source:
-        return measured(plan_load(build(decoded(source), settings)[2]))
-
-
-def names_of(module: nn.Module) -> list[str]:
-    """The names of a module's parameters and buffers."""
-    return [
-        name for group in (module.named_parameters(), module.named_buffers()) for name, _ in group
-    ]
+    with open_values(path, settings) as source:
+        return measured(plan_load(build(source, settings)[2]))
 
 
 def _config(mapping: str | Mapper, source: Source) -> dict[str, Any] | None:

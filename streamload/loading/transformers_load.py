@@ -14,15 +14,14 @@ from streamload.hf.library import set_generation
 from streamload.hf.their_models import empty_model
 from streamload.loading.budget import measured
 from streamload.loading.calls import Loaded
+from streamload.loading.opening import open_values
 from streamload.loading.resolving import Job, plan_load, resolve
 from streamload.loading.running import run
 from streamload.module.commit import commit
 from streamload.module.empty_weights import empty_weights
 from streamload.planning.records import Plan
 from streamload.sources.base import Source
-from streamload.sources.detect import open_layers
 from streamload.sources.hub import folder_of
-from streamload.sources.wrapping.decoded_source import decoded
 
 
 class TransformersOptions(LoadOptions, total=False):
@@ -73,8 +72,7 @@ def load_transformers(
         As ``load``.
     """
     settings, key_mapping = _settings(options)
-    with open_layers(path, settings.layers, settings.prefix) as source:
-        source = decoded(source)
+    with open_values(path, settings) as source:
         job = build_theirs(source, settings, cls, key_mapping)
         assert job.theirs is not None, "just built"
         model = job.theirs.model
@@ -94,8 +92,8 @@ def load_transformers(
 def plan_transformers(path: str | os.PathLike[str], **options: Unpack[TransformersOptions]) -> Plan:
     """What ``load_transformers`` would do; reads headers only."""
     settings, key_mapping = _settings(options)
-    with open_layers(path, settings.layers, settings.prefix) as source:
-        return measured(plan_load(build_theirs(decoded(source), settings, None, key_mapping)))
+    with open_values(path, settings) as source:
+        return measured(plan_load(build_theirs(source, settings, None, key_mapping)))
 
 
 def _settings(options: Mapping[str, Any]) -> tuple[Settings, Mapping[str, str] | None]:

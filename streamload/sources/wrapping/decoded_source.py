@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -36,15 +36,15 @@ class DecodedSource(WrappingSource):
         return {name: value for name, value in config.items() if name not in FIELDS}, notices
 
 
-def decoded(source: Source, kept: Iterable[str] = ()) -> Source:
+def decoded(source: Source, kept: Callable[[], Iterable[str]] = tuple) -> Source:
     """The source, its quantised tensors decoded, if its configuration says that it has any.
 
     Args:
         source: an open checkpoint, which the one that is returned closes.
-        kept: a module's tensors. If scales are among them, it takes all as it is stored.
+        kept: gives a module's tensors. If scales are among them, it takes all as it is stored.
     """
     found = find_quantised(source.catalog, source.config()[0])
-    if found is None or found.is_wanted_by(kept):
+    if found is None or found.is_wanted_by(kept()):
         return source
     return DecodedSource(source, found)
 
