@@ -83,18 +83,22 @@ def _open_path(real: str, given: str, layers: frozenset[int] | None, prefix: str
 def _open_folder(
     folder: str, given: str, layers: frozenset[int] | None, prefix: str | None
 ) -> Source:
+    from streamload.sources.distributed.distcp_folder import describe_distcp, is_distcp, open_distcp
     from streamload.sources.neox.partitions import find_partitions, open_neox
 
-    names = [name for name in names_in(folder) if not name.startswith(".")]
+    everything = names_in(folder)
+    names = [name for name in everything if not name.startswith(".")]
     files = [name for name in names if not os.path.isdir(os.path.join(folder, name))]
     for endings in ((".safetensors",), TORCH_ENDINGS, (".ckpt",)):
+        if endings == TORCH_ENDINGS and is_distcp(everything):  # a .pt beside it holds no weights
+            return open_distcp(folder, given=given, prefix=prefix)
         with naming(folder):
             chosen = choose_files(files, endings)
         if chosen is not None and chosen[0].lower().endswith(".index.json"):
             return _open_indexed(os.path.join(folder, chosen[0]), given, prefix)
         if chosen:
             return _open_files([os.path.join(folder, name) for name in chosen], given, prefix)
-    if kind := describe_folder(folder, names):
+    if kind := describe_distcp(folder) or describe_folder(folder, names):
         raise CheckpointNotFoundError(f"no checkpoint that can be read: {kind}", path=given)
     partitions = find_partitions(folder)
     if partitions is not None:

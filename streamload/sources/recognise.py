@@ -6,8 +6,6 @@ import os
 import re
 from collections.abc import Sequence
 
-from streamload.core.wording import plural
-
 # First bytes enough for every entry: a tar archive has its mark at byte 257.
 SNIFFED_BYTES = 512
 _UNPACK = "unpack it, and pass the checkpoint in it"
@@ -34,7 +32,6 @@ _PAGE = re.compile(rb"\s*(<!doctype|<html|<\?xml)", re.IGNORECASE)
 _ONNX = re.compile(rb"\x08[\x01-\x1f](\x12[\x01-\x40][\w.+ -]|:)")
 _PATH = re.compile(rb"(\.{1,2}/|/|~/|[A-Za-z]:\\)[\x20-\x7e]{1,500}\s*")
 
-_DISTCP = re.compile(r"__\d+_\d+\.distcp")
 _ZERO = re.compile(r"(bf16_|fp16_)?zero_pp_rank_\d+_mp_rank_\d+_(optim|model)_states\.pt")
 _LAYERS = re.compile(r"layer_\d+-model_\d+-model_states\.pt")
 _RANK = re.compile(r".*(^|[_.-])rank[_-]?\d+([_.-].*)?\.(pt|pth|bin|safetensors)|mp_rank_\d+.*\.pt")
@@ -60,12 +57,6 @@ def describe_start(start: bytes) -> str | None:
 
 def describe_folder(folder: str, names: Sequence[str]) -> str | None:
     """What a folder that holds ``names`` is, if it is known and none of ours."""
-    if count := sum(1 for name in names if _DISTCP.fullmatch(name)):
-        return (
-            f"is a torch.distributed.checkpoint folder ({plural(count, 'distcp file')}), which is "
-            "not read; make one file of it: python -m torch.distributed.checkpoint.format_utils "
-            f"dcp_to_torch {folder} model.pt"
-        )
     inner = [name for name in names if re.fullmatch(r"global_step\d+", name)]
     below = [n for step in inner for n in _names(os.path.join(folder, step))]
     if any(map(_ZERO.fullmatch, (*names, *below))) and not any(

@@ -58,6 +58,19 @@ class StoredTensor:
         """The same tensor, listed under another name."""
         return replace(self, spec=replace(self.spec, name=name))
 
+    def shifted(self, nbytes: int) -> StoredTensor:
+        """The same tensor, of an archive that begins so many bytes into its file."""
+
+        def later(extent: Extent) -> Extent:
+            return replace(extent, offset=extent.offset + nbytes)
+
+        extent = self.spec.extent
+        spec = replace(self.spec, extent=extent and later(extent))
+        if self.deflated is not None:
+            storage = replace(self.deflated, offset=self.deflated.offset + nbytes)
+            return replace(self, deflated=storage)
+        return replace(self, spec=spec, span=later(self.span))
+
 
 def place(
     name: str,

@@ -1,0 +1,188 @@
+"""Folders of torch.distributed.checkpoint: ``.metadata``, and ``.distcp`` files with the pieces.
+
+Each rank of a run writes the boxes it holds of each tensor. A tensor that lies in one piece is an
+ordinary extent; others are read from the pieces that a run of their elements crosses.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from streamload.core.dtypes import BY_TORCH_NAME
+from streamload.core.errors import CheckpointError, naming, refuse
+from streamload.core.pieces import tiling_fault
+from streamload.core.specs import Catalog
+from streamload.core.wording import listed, printable
+from streamload.sources.block_source import BlockSource, read_each
+from streamload.sources.distributed.items import stored_object, stored_piece
+from streamload.sources.distributed.saved_metadata import (
+    Item,
+    SavedState,
+    SavedTensor,
+    files_of,
+    read_metadata,
+)
+from streamload.sources.distributed.weights import Weights, choose_weights
+from streamload.sources.files import OpenFile
+from streamload.sources.folders import names_in
+from streamload.sources.parts.assembled import Assembled, assemble, read_assembled
+from streamload.sources.torch.plain_objects import StoredObject
+
+if TYPE_CHECKING:
+    import torch
+
+METADATA = ".metadata"
+_DISTCP = re.compile(r".+\.distcp")
+_OF_ONE_RANK = re.compile(r"__\d+\.metadata")
+
+
+class DistributedSource(BlockSource):
+    """The model's weights in a folder of torch.distributed.checkpoint; ``open_distcp`` makes it."""
+
+    is_replaced_whole = False  # a run that saves again writes over the files
+
+    def __init__(
+        self,
+        path: str,
+        files: Sequence[OpenFile],
+        tensors: Mapping[str, Assembled],
+        objects: Mapping[str, StoredObject],
+        notices: tuple[str, ...],
+    ) -> None:
+        super().__init__(path, files)
+        self._assembled = tensors
+        self.objects = objects
+        self.catalog = Catalog({n: t.spec for n, t in tensors.items()}, notices=notices)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        return read_assembled(self._assembled[name], self._files)
+
+
+def is_distcp(names: Sequence[str]) -> bool:
+    """True for a folder of torch.distributed.checkpoint, by the names of all its files."""
+    return METADATA in names and any(map(_DISTCP.fullmatch, names))
+
+
+def describe_distcp(folder: str) -> str:
+    """Why a folder with ``.distcp`` files, or with ``.metadata`` alone, is no whole checkpoint."""
+    names = names_in(folder)
+    if METADATA in names or not any(map(_DISTCP.fullmatch, names)):
+        return ""
+    if any(map(_OF_ONE_RANK.fullmatch, names)):
+        return (
+            "it holds .distcp files that each rank of a run saved for itself (without collectives)"
+            "; save them together, or put them together where they were made"
+        )
+    return (
+        "it holds .distcp files of torch.distributed.checkpoint without the .metadata that says "
+        "what is in them; the save did not come to its end, or the file was left behind"
+    )
+
+
+def open_distcp(folder: str, *, given: str, prefix: str | None = None) -> DistributedSource:
+    """Open a folder of torch.distributed.checkpoint; only headers are read.
+
+    Args:
+        folder: holds ``.metadata``.
+        given: the path the user named, for messages.
+        prefix: of the names that are wanted, as in ``.metadata``; None takes the model's.
+
+    Raises:
+        CheckpointError: the metadata is damaged, foreign or of an unknown version; files are
+            absent or cut; or a piece of the model's tensors is missing, overlaps another, or is of
+            another shape or type than the metadata says. All problems of a kind are listed.
+    """
+    saved_bytes = sum(
+        os.path.getsize(os.path.join(folder, name))
+        for name in names_in(folder)
+        if _DISTCP.fullmatch(name)
+    )
+    path = os.path.join(folder, METADATA)
+    state = read_metadata(path, saved_bytes=saved_bytes)
+    with naming(path):
+        weights = choose_weights(state, prefix, file_bytes=saved_bytes)
+        _check_pieces(state, weights)
+    with ExitStack() as opened:
+        items = [i for saved in weights.tensors.values() for i in state.tensors[saved].items]
+        items += [state.objects.get(saved) for saved in weights.objects.values()]
+        names = files_of(items)
+        paths = [os.path.join(folder, name) for name in names]
+        with naming(folder):
+            _refuse_absent(folder, names)
+            files = dict(zip(names, read_each(paths, lambda f: f, opened, given=given), strict=True))
+        tensors = _assembled(state, weights, files)
+        objects = {
+            name: stored_object(files[item.file], item, name)
+            for name, saved in weights.objects.items()
+            if (item := state.objects[saved]) is not None
+        }
+        source = DistributedSource(
+            given,
+            list(files.values()),
+            tensors,
+            objects,
+            tuple(f"{printable(folder)}: {notice}" for notice in weights.notices),
+        )
+        opened.pop_all()
+    return source
+
+
+def _check_pieces(state: SavedState, weights: Weights) -> None:
+    """Refuse tensors whose pieces do not make them, all of them listed."""
+    refuse(
+        f"tensor {name!r}: {fault}"
+        for name, saved in weights.tensors.items()
+        if (fault := _fault(state.tensors[saved]))
+    )
+
+
+def _fault(saved: SavedTensor) -> str:
+    if saved.dtype not in BY_TORCH_NAME:
+        return f"of element type torch.{saved.dtype}"
+    if fault := tiling_fault(saved.shape, saved.boxes):
+        return fault
+    pairs = zip(saved.boxes, saved.items, strict=True)
+    absent = [box for box, item in pairs if item is None and 0 not in box.sizes]
+    return f"its pieces {listed(absent, 4)} are not stored" if absent else ""
+
+
+def _refuse_absent(folder: str, names: Sequence[str]) -> None:
+    absent = [name for name in names if not os.path.lexists(os.path.join(folder, name))]
+    refuse(f"the file {printable(name)} is absent, which .metadata names" for name in absent)
+
+
+def _assembled(
+    state: SavedState, weights: Weights, files: Mapping[str, OpenFile]
+) -> dict[str, Assembled]:
+    """Every tensor with its pieces found in the files, in the order of the files."""
+    found: dict[str, Assembled] = {}
+    faults: list[CheckpointError] = []
+    for name, saved in sorted(
+        weights.tensors.items(), key=lambda pair: _first(state.tensors[pair[1]])
+    ):
+        try:
+            found[name] = _placed(name, state.tensors[saved], files)
+        except CheckpointError as error:
+            faults.append(error)
+    if len(faults) == 1:
+        raise faults.pop()
+    refuse(map(str, faults))
+    return found
+
+
+def _placed(name: str, saved: SavedTensor, files: Mapping[str, OpenFile]) -> Assembled:
+    pieces = {
+        box: stored_piece(files[item.file], item, name, box, saved.dtype)
+        for box, item in zip(saved.boxes, saved.items, strict=True)
+        if item is not None and (0 not in box.sizes or 0 in saved.shape)
+    }
+    return assemble(name, BY_TORCH_NAME[saved.dtype].name, saved.shape, pieces)
+
+
+def _first(saved: SavedTensor) -> tuple[str, int]:
+    items = [item for item in saved.items if item is not None]
+    return min(((item.file, item.offset) for item in items), default=("", 0))
