@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import prod
+from typing import ClassVar
 
+from streamload.core.encoding import Encoding
 from streamload.core.specs import (
     Shape,
     TensorSpec,
@@ -19,7 +21,10 @@ from streamload.core.specs import (
     is_row_major,
     numel,
 )
+from streamload.core.wording import plural
 
+# Values that are brought together at once: nothing is computed, so a block of any size will do.
+_AT_ONCE = 1 << 21
 # Pairs of pieces that are compared where they are no grid: of some thousand, a few neighbours each.
 _MOST_COMPARED = 4_000_000
 
@@ -69,17 +74,27 @@ class Portion:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class Pieces(Encoding):
     """A tensor of ``shape`` whose elements lie in pieces that fill it, each element once.
+
+    Its parts are the pieces, row-major, of the boxes' shapes.
 
     Attributes:
         boxes: where each piece is in the tensor.
-        parts: each piece's own spec, row-major, of the box's shape.
     """
 
-    shape: Shape
-    boxes: tuple[Box, ...]
-    parts: tuple[TensorSpec, ...]
+    kind: ClassVar[str] = "pieces"
+
+    shape: Shape = ()
+    boxes: tuple[Box, ...] = ()
+
+    @property
+    def words(self) -> str:
+        return plural(len(self.parts), "piece")
+
+    @property
+    def at_once(self) -> int:
+        return _AT_ONCE
 
     @cached_property
     def _spans(self) -> list[tuple[int, int]]:
@@ -88,6 +103,15 @@ class Pieces:
         firsts = [_dot(box.offsets, strides) for box in self.boxes]
         reach = [_dot([n - 1 for n in box.sizes], strides) for box in self.boxes]
         return [(first, first + more + 1) for first, more in zip(firsts, reach, strict=True)]
+
+    def reads(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        # A run that begins or ends inside a row takes up to three portions of one piece.
+        bounds: dict[int, tuple[int, int]] = {}
+        for portion in self.portions(start, stop):
+            first, last = bounds.get(portion.piece, (portion.start, portion.stop))
+            bounds[portion.piece] = min(first, portion.start), max(last, portion.stop)
+        for piece, (first, last) in bounds.items():
+            yield piece, first, last
 
     def portions(self, start: int, stop: int) -> Iterator[Portion]:
         """What the elements [start, stop) take of each piece."""
@@ -104,6 +128,21 @@ class Pieces:
                 offset = _dot(part.offsets, strides) - start
                 last = first + prod(part.sizes)
                 yield Portion(number, first, last, part.sizes, strides, offset)
+
+
+@dataclass(frozen=True)
+class Agreeing(Encoding):
+    """A tensor that several files hold, which must be the same in all of them, bit by bit."""
+
+    kind: ClassVar[str] = "agreeing"
+
+    @property
+    def words(self) -> str:
+        return plural(len(self.parts), "copy", "copies")
+
+    def reads(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        for part in range(len(self.parts)):
+            yield part, start, stop
 
 
 def tiling_fault(shape: Shape, boxes: Sequence[Box]) -> str:

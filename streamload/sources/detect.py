@@ -84,7 +84,9 @@ def _open_folder(
     folder: str, given: str, layers: frozenset[int] | None, prefix: str | None
 ) -> Source:
     from streamload.sources.distributed.distcp_folder import describe_distcp, is_distcp, open_distcp
+    from streamload.sources.parts.meta_parts import are_meta_parts, open_meta_parts
     from streamload.sources.neox.partitions import find_partitions, open_neox
+    from streamload.sources.neox.rank_files import find_rank_files, open_rank_files
 
     everything = names_in(folder)
     names = [name for name in everything if not name.startswith(".")]
@@ -96,6 +98,9 @@ def _open_folder(
             chosen = choose_files(files, endings)
         if chosen is not None and chosen[0].lower().endswith(".index.json"):
             return _open_indexed(os.path.join(folder, chosen[0]), given, prefix)
+        if chosen and are_meta_parts(chosen):
+            paths = [os.path.join(folder, name) for name in chosen]
+            return open_meta_parts(paths, given=given, folder=folder)
         if chosen:
             return _open_files([os.path.join(folder, name) for name in chosen], given, prefix)
     if kind := describe_distcp(folder) or describe_folder(folder, names):
@@ -103,6 +108,8 @@ def _open_folder(
     partitions = find_partitions(folder)
     if partitions is not None:
         return open_neox(partitions, layers=layers)
+    if (ranks := find_rank_files(folder)) is not None:
+        return open_rank_files(ranks, layers=layers, prefix=prefix)
     is_adapter = any(name.startswith("adapter_") for name in files)
     lead = _adapter_alone(folder) if is_adapter else ""
     seen = f"; it holds {', '.join(map(printable, names[:6]))}" if names else "; it is empty"

@@ -15,6 +15,10 @@ _ANY_PART = re.compile(r".+-0*(?P<part>\d+)-of-0*(?P<count>\d+)\.\w+")
 _PARTITION = re.compile(
     r"(layer_\d+-model_\d+-model_states|mp_rank_\d+_model_states|(bf16_|fp16_)?zero_pp_.*)\.pt"
 )
+# Files that are opened together, and say themselves what each has of a tensor.
+_PARTS_OF_ONE = re.compile(
+    r"consolidated\.\d+\.(pth|pt)|shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors"
+)
 # How the names of files begin that stand beside weights and are none.
 NOT_WEIGHTS = ("adapter_", "optimizer", "training_args", "scheduler", "rng_state")
 _VARIANT = re.compile(r"\.(fp16|bf16|fp32|fp8|int8|non_ema|ema)[.-]", re.IGNORECASE)
@@ -57,6 +61,8 @@ def choose_files(files: Sequence[str], endings: tuple[str, ...]) -> list[str] | 
     parts = [match for n in candidates if (match := PART_OF.fullmatch(n))]
     if parts:
         return _complete_set(parts, [n for n in candidates if not PART_OF.fullmatch(n)])
+    if len(candidates) > 1 and all(map(_PARTS_OF_ONE.fullmatch, candidates)):
+        return candidates
     if len(candidates) > 1:
         way = describe_parts(candidates) or "pass the one that is meant"
         raise CheckpointError(

@@ -33,9 +33,8 @@ _ONNX = re.compile(rb"\x08[\x01-\x1f](\x12[\x01-\x40][\w.+ -]|:)")
 _PATH = re.compile(rb"(\.{1,2}/|/|~/|[A-Za-z]:\\)[\x20-\x7e]{1,500}\s*")
 
 _ZERO = re.compile(r"(bf16_|fp16_)?zero_pp_rank_\d+_mp_rank_\d+_(optim|model)_states\.pt")
-_LAYERS = re.compile(r"layer_\d+-model_\d+-model_states\.pt")
+_WEIGHTS = re.compile(r"(layer_\d+-model_\d+|mp_rank_\d+)[-_]model_states\.pt")
 _RANK = re.compile(r".*(^|[_.-])rank[_-]?\d+([_.-].*)?\.(pt|pth|bin|safetensors)|mp_rank_\d+.*\.pt")
-_META = re.compile(r"consolidated\.\d+\.(pth|pt|safetensors)")
 
 
 def describe_start(start: bytes) -> str | None:
@@ -59,9 +58,9 @@ def describe_folder(folder: str, names: Sequence[str]) -> str | None:
     """What a folder that holds ``names`` is, if it is known and none of ours."""
     inner = [name for name in names if re.fullmatch(r"global_step\d+", name)]
     below = [n for step in inner for n in _names(os.path.join(folder, step))]
-    if any(map(_ZERO.fullmatch, (*names, *below))) and not any(
-        map(_LAYERS.fullmatch, (*names, *below))
-    ):
+    zero = [match[2] for name in (*names, *below) if (match := _ZERO.fullmatch(name))]
+    # Up to its second stage only the optimizer's state is cut up; the weights are in other files.
+    if zero and ("model" in zero or not any(map(_WEIGHTS.fullmatch, (*names, *below)))):
         return (
             "is a DeepSpeed ZeRO checkpoint: its weights are cut up between the ranks' files; put "
             "them together with the zero_to_fp32.py beside them: python zero_to_fp32.py . OUT"
@@ -75,10 +74,6 @@ def describe_folder(folder: str, names: Sequence[str]) -> str | None:
 
 def describe_parts(names: Sequence[str]) -> str | None:
     """What several files without an index are, if they are parts of one model."""
-    if all(map(_META.fullmatch, names)):
-        return (
-            "Meta's parts of one model, each cut its own way; convert them to one checkpoint first"
-        )
     if all(map(_RANK.fullmatch, names)):
         return "what each rank of a run saved of one model; put them together where they were made"
     return None

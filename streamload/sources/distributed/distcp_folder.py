@@ -10,14 +10,11 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
-
 from streamload.core.dtypes import BY_TORCH_NAME
 from streamload.core.errors import CheckpointError, naming, refuse
 from streamload.core.pieces import tiling_fault
-from streamload.core.specs import Catalog
 from streamload.core.wording import listed, printable
-from streamload.sources.block_source import BlockSource, read_each
+from streamload.sources.block_source import read_each
 from streamload.sources.distributed.items import stored_object, stored_piece
 from streamload.sources.distributed.saved_metadata import (
     Item,
@@ -29,37 +26,11 @@ from streamload.sources.distributed.saved_metadata import (
 from streamload.sources.distributed.weights import Weights, choose_weights
 from streamload.sources.files import OpenFile
 from streamload.sources.folders import names_in
-from streamload.sources.parts.assembled import Assembled, assemble, read_assembled
-from streamload.sources.torch.plain_objects import StoredObject
-
-if TYPE_CHECKING:
-    import torch
+from streamload.sources.parts.assembled import Assembled, AssembledSource, assemble
 
 METADATA = ".metadata"
 _DISTCP = re.compile(r".+\.distcp")
 _OF_ONE_RANK = re.compile(r"__\d+\.metadata")
-
-
-class DistributedSource(BlockSource):
-    """The model's weights in a folder of torch.distributed.checkpoint; ``open_distcp`` makes it."""
-
-    is_replaced_whole = False  # a run that saves again writes over the files
-
-    def __init__(
-        self,
-        path: str,
-        files: Sequence[OpenFile],
-        tensors: Mapping[str, Assembled],
-        objects: Mapping[str, StoredObject],
-        notices: tuple[str, ...],
-    ) -> None:
-        super().__init__(path, files)
-        self._assembled = tensors
-        self.objects = objects
-        self.catalog = Catalog({n: t.spec for n, t in tensors.items()}, notices=notices)
-
-    def tensor(self, name: str) -> torch.Tensor:
-        return read_assembled(self._assembled[name], self._files)
 
 
 def is_distcp(names: Sequence[str]) -> bool:
@@ -83,7 +54,7 @@ def describe_distcp(folder: str) -> str:
     )
 
 
-def open_distcp(folder: str, *, given: str, prefix: str | None = None) -> DistributedSource:
+def open_distcp(folder: str, *, given: str, prefix: str | None = None) -> AssembledSource:
     """Open a folder of torch.distributed.checkpoint; only headers are read.
 
     Args:
@@ -120,12 +91,12 @@ def open_distcp(folder: str, *, given: str, prefix: str | None = None) -> Distri
             for name, saved in weights.objects.items()
             if (item := state.objects[saved]) is not None
         }
-        source = DistributedSource(
+        source = AssembledSource(
             given,
             list(files.values()),
             tensors,
-            objects,
             tuple(f"{printable(folder)}: {notice}" for notice in weights.notices),
+            objects,
         )
         opened.pop_all()
     return source
@@ -176,7 +147,7 @@ def _assembled(
 
 def _placed(name: str, saved: SavedTensor, files: Mapping[str, OpenFile]) -> Assembled:
     pieces = {
-        box: stored_piece(files[item.file], item, name, box, saved.dtype)
+        box: [stored_piece(files[item.file], item, name, box, saved.dtype)]
         for box, item in zip(saved.boxes, saved.items, strict=True)
         if item is not None and (0 not in box.sizes or 0 in saved.shape)
     }

@@ -1,13 +1,16 @@
-"""A tensor made of pieces that lie in torch files: its spec, and its values."""
+"""Tensors made of pieces that lie in torch files, and the source that has them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from streamload.core.pieces import Box, Pieces
-from streamload.core.specs import Shape, TensorSpec
+from streamload.core.pieces import Agreeing, Box, Pieces
+from streamload.core.specs import Catalog, Shape, TensorSpec
+from streamload.sources.block_source import BlockSource
+from streamload.sources.torch.plain_objects import StoredObject
 from streamload.sources.torch.stored_tensors import StoredTensor, read_values
 
 if TYPE_CHECKING:
@@ -23,53 +26,97 @@ class Assembled:
     Attributes:
         spec: as listed in the catalog: with an extent if it lies in one piece, with an encoding if
             several can be read in blocks; with neither it can but be read whole.
-        boxes: where each piece is in the tensor.
-        stored: the pieces.
+        pieces: of each box of it, all that is stored of that box; copies must agree.
     """
 
     spec: TensorSpec
-    boxes: tuple[Box, ...]
-    stored: tuple[StoredTensor, ...]
+    pieces: tuple[tuple[Box, tuple[StoredTensor, ...]], ...]
 
 
 def assemble(
-    name: str, dtype: str, shape: Shape, pieces: Mapping[Box, StoredTensor], *, file: str = ""
+    name: str,
+    dtype: str,
+    shape: Shape,
+    pieces: Mapping[Box, Sequence[StoredTensor]],
+    *,
+    file: str = "",
 ) -> Assembled:
-    """The tensor ``name`` of ``pieces``, which fill it.
+    """The tensor ``name`` of ``pieces``, whose boxes fill it.
 
     Args:
         name: it is listed under.
         dtype: the safetensors name of its element type.
         shape: of the whole.
-        pieces: what is stored of each box; they may be of several files.
+        pieces: what is stored of each box: one piece, or copies of it.
         file: for messages, if there are no pieces (no elements).
     """
-    boxes, stored = tuple(pieces), tuple(pieces.values())
-    if len(stored) == 1 and boxes[0].sizes == shape:
-        return Assembled(stored[0].renamed(name).spec, boxes, stored)
-    parts = tuple(piece.spec for piece in stored)
-    spec = TensorSpec(name, dtype, shape, parts[0].file if parts else file)
-    if parts and all(part.extent is not None and part.strides is None for part in parts):
-        spec = TensorSpec(name, dtype, shape, parts[0].file)
-    return Assembled(spec, boxes, stored)
+    groups = tuple([(box, tuple(copies)) for box, copies in pieces.items()])
+    files = [stored.spec.file for _, copies in groups for stored in copies]
+    bare = TensorSpec(name, dtype, shape, files[0] if files else file)
+    if any(
+        stored.spec.extent is None or (stored.spec.strides is not None and len(files) > 1)
+        for _, copies in groups
+        for stored in copies
+    ):
+        return Assembled(bare, groups)
+    parts = tuple([_agreeing([stored.spec for stored in copies]) for _, copies in groups])
+    if len(parts) == 1 and groups[0][0].sizes == shape:
+        return Assembled(replace(parts[0], name=name), groups)
+    if parts:
+        boxes = tuple([box for box, _ in groups])
+        bare = replace(bare, encoding=Pieces(parts, dtype, "", shape, boxes))
+    return Assembled(bare, groups)
 
 
-def read_assembled(tensor: Assembled, files: Mapping[str, OpenFile]) -> torch.Tensor:
-    """The values, contiguous, in memory of their own; one piece is held beside them.
+def _agreeing(copies: Sequence[TensorSpec]) -> TensorSpec:
+    if len(copies) == 1:
+        return copies[0]
+    encoding = Agreeing(tuple(copies), copies[0].dtype, "")
+    return replace(copies[0], extent=None, encoding=encoding)
 
-    Raises:
-        ReadError, CheckpointError: a piece cannot be read.
-    """
-    import torch
 
-    from streamload.sources.blocks import torch_dtype
+class AssembledSource(BlockSource):
+    """A checkpoint whose tensors lie in pieces, in files that were written together."""
 
-    if len(tensor.stored) == 1 and tensor.boxes[0].sizes == tensor.spec.shape:
-        return read_values(files[tensor.stored[0].spec.file], tensor.stored[0])
-    values = torch.empty(tensor.spec.shape, dtype=torch_dtype(tensor.spec.dtype))
-    for box, stored in zip(tensor.boxes, tensor.stored, strict=True):
-        place = values
-        for dim, (at, size) in enumerate(zip(box.offsets, box.sizes, strict=True)):
-            place = place.narrow(dim, at, size)
-        place.copy_(read_values(files[stored.spec.file], stored))
-    return values
+    is_replaced_whole = False  # a run that saves again writes over the files
+
+    def __init__(
+        self,
+        path: str,
+        files: Sequence[OpenFile],
+        tensors: Mapping[str, Assembled],
+        notices: tuple[str, ...],
+        objects: Mapping[str, StoredObject] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(path, files)
+        self._assembled = tensors
+        self.objects = objects
+        self.catalog = Catalog({n: t.spec for n, t in tensors.items()}, notices=notices)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        import torch
+
+        from streamload.sources.blocks import torch_dtype
+
+        tensor = self._assembled[name]
+        spec = tensor.spec
+        if len(tensor.pieces) == 1 and tensor.pieces[0][0].sizes == spec.shape:
+            return self._piece(name, tensor.pieces[0][1])
+        values = torch.empty(spec.shape, dtype=torch_dtype(spec.dtype))
+        for box, copies in tensor.pieces:
+            place = values
+            for dim, (at, size) in enumerate(zip(box.offsets, box.sizes, strict=True)):
+                place = place.narrow(dim, at, size)
+            place.copy_(self._piece(name, copies))
+        return values
+
+    def _piece(self, name: str, copies: Sequence[StoredTensor]) -> torch.Tensor:
+        """The values of one piece; its copies must agree."""
+        from streamload.decoding.agreeing_values import refuse_difference
+
+        first, *others = copies
+        values = read_values(self._files[first.spec.file], first)
+        for other in others:
+            again = read_values(self._files[other.spec.file], other)
+            refuse_difference(replace(first.spec, name=name), values, other.spec, again)
+        return values
