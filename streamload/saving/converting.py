@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from streamload.core.errors import CheckpointError
 from streamload.core.options import bound_of_shards, settings_from
 from streamload.core.report import ExportReport, LoadedTensor
+from streamload.core.specs import Catalog
 from streamload.core.wording import listed, printable
 from streamload.engine.reduce import compare
 from streamload.hf.installed import is_installed
+from streamload.mapping.choose import under_prefix
 from streamload.mapping.configuration import config_or_guess
 from streamload.planning.conversion import Conversion, plan_conversion
 from streamload.planning.records import Plan
@@ -22,7 +24,7 @@ from streamload.saving.checkpoint import peak_memory, write_checkpoint
 from streamload.saving.extras import companions, config_text, left_behind
 from streamload.saving.file_layout import only_writable
 from streamload.sources.base import Source
-from streamload.sources.detect import open_checkpoint
+from streamload.sources.detect import open_layers
 from streamload.sources.hub import folder_of
 from streamload.system.peaks import PeakSampler
 
@@ -37,6 +39,7 @@ def convert(
     names: str = "published",
     dtype: torch.dtype | str | None = None,
     max_shard_bytes: int | None = None,
+    prefix: str | None = None,
     progress: Callable[[int, int, str], object] | None = None,
 ) -> ExportReport:
     """Write a checkpoint anew as safetensors, in bounded memory whatever its size.
@@ -56,6 +59,7 @@ def convert(
         names: ``"published"`` or ``"local"``.
         dtype: cast floating-point tensors to it; rotary tables are never cast.
         max_shard_bytes: tensor data in one file, at most; a folder only.
+        prefix: only stored names under it, taken off.
         progress: called as progress(done_bytes, total_bytes, name).
 
     Returns:
@@ -75,11 +79,12 @@ def convert(
     target = os.fsdecode(path)
     from streamload.hf.their_exports import plan_their_conversion  # brings torch
 
-    with open_checkpoint(source) as opened, PeakSampler() as sampler:
-        config, notices = config_or_guess(opened.config(), opened.catalog)
-        conversion = plan_conversion(opened.catalog, config, names, options, source=opened.path)
+    with open_layers(source, None, prefix) as opened, PeakSampler() as sampler:
+        catalog = _under(opened, prefix)
+        config, notices = config_or_guess(opened.config(), catalog)
+        conversion = plan_conversion(catalog, config, names, options, source=opened.path)
         if conversion.names == "stored" and names == "published" and config and is_installed():
-            theirs = plan_their_conversion(opened, config, options)
+            theirs = plan_their_conversion(catalog, config, options, source=opened.path)
             conversion = Conversion(theirs, names, config) if theirs else conversion
         plan = only_writable(conversion.plan)
         plan.raise_if_refused()
@@ -104,6 +109,18 @@ def convert(
         elapsed_s=time.perf_counter() - start_s,
         memory=peak_memory(sampler),
     )
+
+
+def _under(source: Source, prefix: str | None) -> Catalog:
+    """The source's catalog, or what of it stands under ``prefix``."""
+    if not prefix:
+        return source.catalog
+    tensors = under_prefix(source.catalog, prefix)
+    if not tensors:
+        first = listed(map(repr, source.catalog), 4)
+        text = f"no name under the prefix {prefix!r}; names are {first}"
+        raise CheckpointError(text, path=source.path)
+    return replace(source.catalog, tensors=tensors)
 
 
 def _refuse_unequal_ties(plan: Plan, source: Source) -> None:
@@ -146,7 +163,7 @@ def _about(source: Source, names: str, path: str, extras: Mapping[str, bytes]) -
     folder = folder_of(source.path)
     if _is_file(path) or os.path.isfile(source.path) or os.path.samefile(folder, path):
         return
-    weights = {os.path.basename(spec.file) for spec in source.catalog.tensors.values()}
+    weights = set(map(os.path.basename, source.files))
     indexes = {name for name in os.listdir(folder) if name.endswith(".index.json")}
     left = left_behind(folder, path, {*extras, *weights, *indexes})
     if left:
