@@ -25,8 +25,8 @@ from streamload.core.wording import plural
 
 # Values that are brought together at once: nothing is computed, so a block of any size will do.
 _AT_ONCE = 1 << 21
-# Pairs of pieces that are compared where they are no grid: of some thousand, a few neighbours each.
-_MOST_COMPARED = 4_000_000
+# Pairs of pieces that are compared where they are no grid: a few neighbours of each.
+_COMPARED, _COMPARED_PER_PIECE = 20_000, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +157,12 @@ def tiling_fault(shape: Shape, boxes: Sequence[Box]) -> str:
         ends = zip(box.offsets, box.sizes, shape, strict=True)
         if any(at < 0 or n < 0 or at + n > size for at, n, size in ends):
             return f"the piece {box} reaches out of the shape {list(shape)}"
-    if not _is_grid(shape, boxes) and (fault := _overlap(shape, boxes)):
-        return fault
-    filled = sum(numel(box.sizes) for box in boxes)
-    if lacking := numel(shape) - filled:
+    lacking = numel(shape) - sum([numel(box.sizes) for box in boxes])
+    if lacking > 0:
         return f"its {len(boxes)} pieces lack {lacking} of {numel(shape)} elements"
-    return ""
+    if _is_grid(shape, boxes):
+        return ""
+    return _overlap(shape, boxes) or ("its pieces overlap" if lacking else "")
 
 
 def _is_grid(shape: Shape, boxes: Sequence[Box]) -> bool:
@@ -187,12 +187,12 @@ def _overlap(shape: Shape, boxes: Sequence[Box]) -> str:
     if not shape:
         return f"{len(boxes)} pieces hold its one element" if len(boxes) > 1 else ""
     open_boxes: list[Box] = []
-    compared = 0
+    left = _COMPARED + _COMPARED_PER_PIECE * len(boxes)
     for box in sorted(boxes, key=lambda box: box.offsets[dim]):
         start = box.offsets[dim]
         open_boxes = [other for other in open_boxes if other.offsets[dim] + other.sizes[dim] > start]
-        compared += len(open_boxes)
-        if compared > _MOST_COMPARED:
+        left -= len(open_boxes)
+        if left < 0:
             return f"its {len(boxes)} pieces are cut in too many ways to be compared"
         for other in open_boxes:
             if box.common(other):
