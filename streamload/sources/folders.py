@@ -25,6 +25,8 @@ _VARIANT = re.compile(r"\.(fp16|bf16|fp32|fp8|int8|non_ema|ema)[.-]", re.IGNOREC
 # Best first.
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 TORCH_ENDINGS = (".bin", ".pt", ".pth")
+# torch.distributed.checkpoint: what the ranks wrote, and what says which pieces these are.
+DISTCP_ENDING, DISTCP_METADATA = ".distcp", ".metadata"
 
 
 def names_in(folder: str) -> list[str]:
@@ -37,6 +39,12 @@ def names_in(folder: str) -> list[str]:
         return sorted(os.listdir(folder))
     except OSError as error:
         raise CheckpointError(f"cannot be listed: {error.strerror}", path=folder) from error
+
+
+def is_distcp(folder: str) -> bool:
+    """True for a folder of torch.distributed.checkpoint, by the names of its files."""
+    names = names_in(folder)
+    return DISTCP_METADATA in names and any(name.endswith(DISTCP_ENDING) for name in names)
 
 
 def choose_files(files: Sequence[str], endings: tuple[str, ...]) -> list[str] | None:

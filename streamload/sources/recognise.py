@@ -32,6 +32,7 @@ _PAGE = re.compile(rb"\s*(<!doctype|<html|<\?xml)", re.IGNORECASE)
 _ONNX = re.compile(rb"\x08[\x01-\x1f](\x12[\x01-\x40][\w.+ -]|:)")
 _PATH = re.compile(rb"(\.{1,2}/|/|~/|[A-Za-z]:\\)[\x20-\x7e]{1,500}\s*")
 
+_OF_ONE_RANK = re.compile(r"__\d+\.metadata")
 _ZERO = re.compile(r"(bf16_|fp16_)?zero_pp_rank_\d+_mp_rank_\d+_(optim|model)_states\.pt")
 _WEIGHTS = re.compile(r"(layer_\d+-model_\d+|mp_rank_\d+)[-_]model_states\.pt")
 _RANK = re.compile(r".*(^|[_.-])rank[_-]?\d+([_.-].*)?\.(pt|pth|bin|safetensors)|mp_rank_\d+.*\.pt")
@@ -56,6 +57,13 @@ def describe_start(start: bytes) -> str | None:
 
 def describe_folder(folder: str, names: Sequence[str]) -> str | None:
     """What a folder that holds ``names`` is, if it is known and none of ours."""
+    if any(name.endswith(".distcp") for name in names):
+        alone = any(map(_OF_ONE_RANK.fullmatch, names))
+        why = "that each rank of a run saved for itself; save them together" if alone else (
+            "without the .metadata that says what is in them: the save did not come to its end, "
+            "or that file was left behind"
+        )  # fmt: skip
+        return f"holds .distcp files of torch.distributed.checkpoint {why}"
     inner = [name for name in names if re.fullmatch(r"global_step\d+", name)]
     below = [n for step in inner for n in _names(os.path.join(folder, step))]
     zero = [match[2] for name in (*names, *below) if (match := _ZERO.fullmatch(name))]

@@ -7,7 +7,6 @@ ordinary extent; others are read from the pieces that a run of their elements cr
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from streamload.core.dtypes import BY_TORCH_NAME
@@ -25,33 +24,8 @@ from streamload.sources.distributed.saved_metadata import (
 )
 from streamload.sources.distributed.weights import Weights, choose_weights
 from streamload.sources.files import OpenFile
-from streamload.sources.folders import names_in
+from streamload.sources.folders import DISTCP_ENDING, DISTCP_METADATA, names_in
 from streamload.sources.parts.assembled import Assembled, AssembledSource, assemble
-
-METADATA = ".metadata"
-_DISTCP = re.compile(r".+\.distcp")
-_OF_ONE_RANK = re.compile(r"__\d+\.metadata")
-
-
-def is_distcp(names: Sequence[str]) -> bool:
-    """True for a folder of torch.distributed.checkpoint, by the names of all its files."""
-    return METADATA in names and any(map(_DISTCP.fullmatch, names))
-
-
-def describe_distcp(folder: str) -> str:
-    """Why a folder with ``.distcp`` files, or with ``.metadata`` alone, is no whole checkpoint."""
-    names = names_in(folder)
-    if METADATA in names or not any(map(_DISTCP.fullmatch, names)):
-        return ""
-    if any(map(_OF_ONE_RANK.fullmatch, names)):
-        return (
-            "it holds .distcp files that each rank of a run saved for itself (without collectives)"
-            "; save them together, or put them together where they were made"
-        )
-    return (
-        "it holds .distcp files of torch.distributed.checkpoint without the .metadata that says "
-        "what is in them; the save did not come to its end, or the file was left behind"
-    )
 
 
 def open_distcp(folder: str, *, given: str, prefix: str | None = None) -> AssembledSource:
@@ -70,9 +44,9 @@ def open_distcp(folder: str, *, given: str, prefix: str | None = None) -> Assemb
     saved_bytes = sum(
         os.path.getsize(os.path.join(folder, name))
         for name in names_in(folder)
-        if _DISTCP.fullmatch(name)
+        if name.endswith(DISTCP_ENDING)
     )
-    path = os.path.join(folder, METADATA)
+    path = os.path.join(folder, DISTCP_METADATA)
     state = read_metadata(path, saved_bytes=saved_bytes)
     with naming(path):
         weights = choose_weights(state, prefix, file_bytes=saved_bytes)
