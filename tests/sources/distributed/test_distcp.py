@@ -85,7 +85,7 @@ def test_values_are_those_of_torchs_own_conversion(judged, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_convert_gives_them_back_as_one_checkpoint(judged, tmp_path, kind):
     folder, wanted = judged(kind)
-    report = streamload.convert(folder, tmp_path / "new", max_shard_bytes=1000)
+    report = streamload.convert(folder, tmp_path / "new", max_shard_bytes=300)
     assert len(report.files) > 1
     found = {}
     for file in report.files:
