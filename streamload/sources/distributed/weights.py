@@ -53,7 +53,9 @@ def choose_weights(state: SavedState, prefix: str | None, *, file_bytes: int) ->
         root = inner
     found, notices, beside = find_weights(root, file_bytes=file_bytes)
     tensors = {name: ref.storage.key for name, ref in found.items()}
-    objects = {name: str(saved) for name, saved in beside.objects.items()}
+    objects = {n: saved for n, saved in beside.objects.items() if isinstance(saved, str)}
+    if apart := [name for name in beside.objects if name not in objects]:
+        notices.append(f"extra states that were taken apart are left out: {listed(apart, _SHOWN)}")
     nests = sorted({saved.removesuffix(name) for name, saved in tensors.items()} - {""})
     if nests:
         notices.append(f"names are those under {listed(map(repr, nests), 3)}")

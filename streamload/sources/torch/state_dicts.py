@@ -29,7 +29,7 @@ _LONE_WRAPPERS = frozenset(
 # Keys whose tensors are never a model's weights, or not the weights asked for (moving averages).
 TRAINING_STATE = re.compile(
     r"ema(_model|_state_dict)?|(model|state_dict|params|g)_ema|(grad_|amp_)?scaler"
-    r"|(lr_)?schedulers?(_state_dict)?|optim(_\w+)?|\w*optimizers?\w*|rng_states?"
+    r"|train(ing|er)?_state|data_?loaders?|(lr_)?schedulers?(_state_dict)?|optim(_\w+)?|\w*optimizers?\w*|rng_states?"
 )
 _MAX_DEPTH = 16
 # Entries that are walked, and characters of dotted names; and how many more for each byte of the
