@@ -60,11 +60,11 @@ def _chunk(name: str, number: int, offsets: Any, sizes: Any) -> Change:
     return change
 
 
-def _stored(name: str, offset: tuple[int, ...], **fields: Any) -> Change:
+def _stored(name: str, place: tuple[int, ...], /, **fields: Any) -> Change:
     def change(found: Metadata) -> None:
         assert found.storage_data is not None
         for field, value in fields.items():
-            setattr(found.storage_data[at(found, name, *offset)], field, value)
+            setattr(found.storage_data[at(found, name, *place)], field, value)
 
     return change
 
@@ -98,7 +98,7 @@ class Evil:
 
 class _Attribute:
     def __reduce__(self) -> Any:
-        return getattr, (os, "system")
+        return getattr, (fractions.Fraction, "from_float")
 
 
 FAULTS: dict[str, tuple[Change, str]] = {
@@ -147,7 +147,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "something that runs, deep inside": (
         lambda m: of("rows.float32")(m).chunks.append(Evil()), "refused as a whole"),
     "getattr of something else": (
-        lambda m: setattr(m, "planner_data", _Attribute()), "planner_data"),
+        lambda m: setattr(m, "planner_data", _Attribute()), "fractions.Fraction"),
     "planner data of other names": (
         lambda m: m.planner_data.update({"model.steps": ("optimizer", "steps")}), "other keys"),
     "a value and a dictionary": (_nested, "step"),
