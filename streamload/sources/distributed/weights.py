@@ -100,7 +100,8 @@ def _flat(state: SavedState) -> Weights:
     }
     tensors = {name: name for name in state.tensors if name.split(".")[0] not in left}
     if not tensors:
-        raise CheckpointError(f"holds no model's tensors, only {listed(map(repr, sorted(left)), 4)}")
+        what = f"of a model, only {listed(map(repr, sorted(left)), 4)}" if left else "at all"
+        raise CheckpointError(f"holds no tensors {what}")
     return Weights(tensors, {}, _left_out(left | {n for n in state.objects if "." not in n}))
 
 

@@ -139,7 +139,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "a place in the middle": (_stored("rows.float32", (6, 0), offset=7), "__1_0.distcp"),
     "a length": (_stored("rows.float32", (6, 0), length=100), "rows.float32"),
     "no pieces at all": (_set(storage_data=None), "storage_data is None"),
-    "no tensors at all": (_set(state_dict_metadata={}, planner_data={}), "no"),
+    "no tensors at all": (_set(state_dict_metadata={}, planner_data={}), "holds no tensors at all"),
     "a class of somebody's": (
         _set(storage_meta=fractions.Fraction(1, 2)), "fractions.Fraction"),
     "a function of somebody's": (_set(planner_data={"x": shutil.copyfile}), "shutil.copyfile"),
