@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader, filesystem, metadata
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
@@ -139,18 +140,21 @@ class _MetadataReader(pickle.Unpickler):
 
 
 class _Folder(FileSystemReader):
-    """Torch's own reader, behind an unpickler that calls nothing but the format's classes."""
+    """Torch's own reader, with metadata that came by an unpickler of the format's classes alone."""
 
-    def read_metadata(self, *_: Any, **__: Any) -> Any:
-        with open(pathlib.Path(self.path) / ".metadata", "rb") as file:
-            found = _MetadataReader(file).load()
-        found.state_dict_metadata = {
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder)
+        with open(pathlib.Path(folder) / ".metadata", "rb") as file:
+            self.found = _MetadataReader(file).load()
+        self.found.state_dict_metadata = {
             name: value
-            for name, value in found.state_dict_metadata.items()
+            for name, value in self.found.state_dict_metadata.items()
             if not isinstance(value, metadata.BytesStorageMetadata)
             and not name.startswith("optimizer")
         }
-        return found
+
+    def read_metadata(self, *_: Any, **__: Any) -> Any:
+        return self.found
 
 
 def by_torch_distributed(folder: str) -> dict[str, torch.Tensor]:
@@ -160,6 +164,9 @@ def by_torch_distributed(folder: str) -> dict[str, torch.Tensor]:
         Exception: of any kind, where torch does not take it.
     """
     found: dict[str, Any] = {}
-    planner = _EmptyStateDictLoadPlanner()
-    _load_state_dict(found, storage_reader=_Folder(folder), planner=planner, no_dist=True)
+    reader, planner = _Folder(folder), _EmptyStateDictLoadPlanner()
+    try:
+        _load_state_dict(found, storage_reader=reader, planner=planner, no_dist=True)
+    except CheckpointException as error:  # which is no Exception
+        raise ValueError("torch refuses it") from error
     return found
