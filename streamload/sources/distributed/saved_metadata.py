@@ -133,6 +133,7 @@ def _state(data: bytes, file_bytes: int) -> SavedState:
         raise Malformed(f"it has the fields {listed(map(shown, others), 6)}, which are not known")
     if fields.get("version") not in _VERSIONS:
         raise Malformed(f"its version is {shown(fields['version'])}, known: {_VERSIONS[-1]!r}")
+    _check_origin(fields.get("storage_meta"))
     places = _places(_dictionary(fields.get("storage_data"), "storage_data"))
     tensors: dict[str, SavedTensor] = {}
     objects: dict[str, Item | None] = {}
@@ -208,7 +209,7 @@ def _dtype(name: str, value: object) -> str:
 
 def _is_format(value: object) -> bool:
     """A member of the enumeration, by its value or, as Python 3.11 has it, by its name."""
-    if not isinstance(value, Placeholder) or len(value.parts) != 2:
+    if not _is_made_by(value, *_FORMATS, str(_GETATTR)) or len(value.parts) != 2:
         return False
     args = value.parts[1]
     if not isinstance(args, tuple):
@@ -222,6 +223,20 @@ def _is_format(value: object) -> bool:
         and str(args[0].name) in _FORMATS
         and isinstance(args[1], str)
     )
+
+
+def _check_origin(value: object) -> None:
+    """Refuse notes on where the checkpoint was saved that torch does not write."""
+    where = None if value is None else _fields(value, f"{_OWN}.StorageMeta").get("checkpoint_id")
+    if where is None or isinstance(where, str):
+        return
+    if not (
+        _is_made_by(where, *_PATHS)
+        and len(where.parts) == 2
+        and isinstance(where.parts[1], tuple)
+        and all(isinstance(part, str) for part in where.parts[1])
+    ):
+        raise Malformed(f"it says that it was saved at {shown(where)}")
 
 
 def _paths(planned: object, names: set[str]) -> dict[str, Path]:
@@ -245,12 +260,15 @@ def _is_step(key: object) -> bool:
 
 def _is_a(value: object, *names: str) -> TypeGuard[Placeholder]:
     """True for an object that was made of nothing but its class: a dataclass's."""
-    return (
-        isinstance(value, Placeholder)
-        and str(value.name) in names
-        and 2 <= len(value.parts) <= 3
-        and value.parts[1] == ()
-    )
+    return _is_made_by(value, *names) and len(value.parts) <= 3 and value.parts[1] == ()
+
+
+def _is_made_by(value: object, *names: str) -> TypeGuard[Placeholder]:
+    """True for what a call of one of these gives: of the class or function, not of its result."""
+    if not isinstance(value, Placeholder) or str(value.name) not in names or len(value.parts) < 2:
+        return False
+    made_by = value.parts[0]
+    return isinstance(made_by, Placeholder) and not made_by.parts
 
 
 def _fields(value: object, name: str) -> Mapping[str, Any]:
