@@ -26,6 +26,7 @@ from streamload.saving.file_layout import only_writable
 from streamload.sources.base import Source
 from streamload.sources.detect import open_layers
 from streamload.sources.hub import folder_of
+from streamload.sources.wrapping.decoded_source import as_stored, decoded
 from streamload.system.peaks import PeakSampler
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def convert(
     from streamload.hf.their_exports import plan_their_conversion  # brings torch
 
     with open_layers(source, None, prefix) as opened, PeakSampler() as sampler:
+        opened = decoded(opened) if options.dtype is not None else as_stored(opened)
         catalog = _under(opened, prefix)
         config, notices = config_or_guess(opened.config(), catalog)
         conversion = plan_conversion(catalog, config, names, options, source=opened.path)
