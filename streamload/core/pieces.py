@@ -13,6 +13,7 @@ from itertools import pairwise
 from math import prod
 from typing import ClassVar
 
+from streamload.core.dtypes import BY_NAME
 from streamload.core.encoding import Encoding
 from streamload.core.specs import (
     Shape,
@@ -23,8 +24,8 @@ from streamload.core.specs import (
 )
 from streamload.core.wording import plural
 
-# Values that are brought together at once: nothing is computed, so a block of any size will do.
-_AT_ONCE = 1 << 21
+# Brought together at once: nothing is computed, so the engine's own blocks need not be cut.
+_BYTES_AT_ONCE = 4 << 20
 # Pairs of pieces that are compared where they are no grid: a few neighbours of each.
 _COMPARED, _COMPARED_PER_PIECE = 20_000, 64
 
@@ -94,7 +95,7 @@ class Pieces(Encoding):
 
     @property
     def at_once(self) -> int:
-        return _AT_ONCE
+        return _BYTES_AT_ONCE // BY_NAME[self.stored_dtype].itemsize
 
     @cached_property
     def _spans(self) -> list[tuple[int, int]]:
