@@ -17,7 +17,6 @@ from streamload.core.dtypes import BY_NAME
 from streamload.core.encoding import Encoding
 from streamload.core.specs import (
     Shape,
-    TensorSpec,
     contiguous_strides,
     is_row_major,
     numel,
@@ -191,7 +190,9 @@ def _overlap(shape: Shape, boxes: Sequence[Box]) -> str:
     left = _COMPARED + _COMPARED_PER_PIECE * len(boxes)
     for box in sorted(boxes, key=lambda box: box.offsets[dim]):
         start = box.offsets[dim]
-        open_boxes = [other for other in open_boxes if other.offsets[dim] + other.sizes[dim] > start]
+        open_boxes = [
+            other for other in open_boxes if other.offsets[dim] + other.sizes[dim] > start
+        ]
         left -= len(open_boxes)
         if left < 0:
             return f"its {len(boxes)} pieces are cut in too many ways to be compared"

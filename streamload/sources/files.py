@@ -45,9 +45,7 @@ class Readable(Protocol):
 
     def read(self, offset: int, nbytes: int) -> bytes: ...
 
-    def read_into(
-        self, offset: int, buffer: memoryview, *, tensor: str | None = None
-    ) -> None: ...
+    def read_into(self, offset: int, buffer: memoryview, *, tensor: str | None = None) -> None: ...
 
 
 class OpenFile(LateFile):

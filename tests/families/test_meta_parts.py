@@ -15,6 +15,7 @@ from tests.models.peers import check_agrees
 from tests.support.tiny import same_bits
 
 ROWS = ("wq", "wk", "wv", "w1", "w3", "output")
+WK = "layers.0.attention.wk.weight"
 COLUMNS = ("wo", "w2")
 
 
@@ -125,14 +126,14 @@ def test_norms_that_differ_are_refused(meta):
         (lambda parts: parts[1].pop("layers.0.attention.wq.weight"), "is not in"),
         (lambda parts: parts[1].update({"norm.weight": torch.ones(31)}), "its parts differ"),
         (lambda parts: parts[1].update({"output.weight": torch.ones(3, 32)}), "its parts differ"),
-        (lambda parts: [p.update({"adapter.weight": torch.ones(3, 32)}) for p in parts], "no layer"),
+        (lambda parts: [p.update({"adapter.weight": torch.ones(3, 9)}) for p in parts], "no layer"),
         (lambda parts: [p.update({"layers.0.bias": torch.ones(3)}) for p in parts], "not known"),
         (
             lambda parts: [p.update({"tok_embeddings.weight": torch.ones(9, 9)}) for p in parts],
             "no embedding of width 32",
         ),
         (
-            lambda parts: [p.update({"layers.0.attention.wk.weight": torch.ones(9, 32)}) for p in parts],
+            lambda parts: [p.update({WK: torch.ones(9, 32)}) for p in parts],
             "params.json means 16",
         ),
     ],

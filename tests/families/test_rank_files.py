@@ -1,4 +1,4 @@
-"""``mp_rank_NN_model_states.pt`` of a sequential GPT-NeoX, and of any model that DeepSpeed saved."""
+"""``mp_rank_NN_model_states.pt`` of a sequential GPT-NeoX, and of what else DeepSpeed saved."""
 
 import json
 

@@ -59,7 +59,7 @@ class Verdict:
 
 
 def judged(path: str, kind: str, *, mode: str = "stream") -> Verdict:
-    """Read ``path`` both ways; ``kind`` names the reference: safetensors, index, torch or distributed."""
+    """Read ``path`` both ways; ``kind`` names the reference."""
     size = os.path.getsize(path)
     start_s = time.process_time()
     found: Mapping[str, torch.Tensor] | None = None

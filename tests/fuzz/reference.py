@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import collections
 import io
+import pathlib
 import pickle
 import struct
 import zipfile
-import pathlib
 from typing import Any
 
 import torch

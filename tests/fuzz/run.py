@@ -80,7 +80,9 @@ def run(seed: int, count: int, folder: str, *, keep: str | None = None) -> dict[
             if verdict.is_failure and len(failures) < 50:
                 failures.append(f"{kind} {seed}/{number}: {verdict.kind}: {verdict.text}")
                 if keep is not None:
-                    with open(os.path.join(keep, f"{seed}-{number}-{os.path.basename(name)}"), "wb") as file:
+                    with open(
+                        os.path.join(keep, f"{seed}-{number}-{os.path.basename(name)}"), "wb"
+                    ) as file:
                         file.write(data)
     return {
         "verdicts": verdicts,

@@ -91,10 +91,15 @@ class _Application:
 def _write(folder: str, rank: int, ranks: int, store: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     tensors = sharded(ranks)
-    optimizer = {"state": {"rows.float32": {"exp_avg": tensors["rows.float32"]}}, "param_groups": []}
+    optimizer = {
+        "state": {"rows.float32": {"exp_avg": tensors["rows.float32"]}},
+        "param_groups": [],
+    }
     state = {"model": tensors, "optimizer": optimizer, "step": 3}
     dcp.save(state, checkpoint_id=os.path.join(folder, f"pieces-{ranks}"))
-    dcp.save({"app": _Application(*fsdp(ranks))}, checkpoint_id=os.path.join(folder, f"app-{ranks}"))
+    dcp.save(
+        {"app": _Application(*fsdp(ranks))}, checkpoint_id=os.path.join(folder, f"app-{ranks}")
+    )
     writer = dcp.HuggingFaceStorageWriter(
         os.path.join(folder, f"hf-{ranks}"), save_distributed=True
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+
 from streamload.core.dtypes import BY_TORCH_NAME
 from streamload.core.errors import CheckpointError, naming, refuse
 from streamload.core.pieces import tiling_fault
@@ -16,7 +17,6 @@ from streamload.core.wording import listed, printable
 from streamload.sources.block_source import read_each
 from streamload.sources.distributed.items import stored_object, stored_piece
 from streamload.sources.distributed.saved_metadata import (
-    Item,
     SavedState,
     SavedTensor,
     files_of,
@@ -58,7 +58,9 @@ def open_distcp(folder: str, *, given: str, prefix: str | None = None) -> Assemb
         paths = [os.path.join(folder, name) for name in names]
         with naming(folder):
             _refuse_absent(folder, names)
-            files = dict(zip(names, read_each(paths, lambda f: f, opened, given=given), strict=True))
+            files = dict(
+                zip(names, read_each(paths, lambda f: f, opened, given=given), strict=True)
+            )
         tensors = _assembled(state, weights, files)
         objects = {
             name: stored_object(files[item.file], item, name)

@@ -30,7 +30,10 @@ from streamload.sources.torch.pickle_records import (
 from streamload.system.gc_pause import without_collections
 
 # Of torch up to 2.2, properties were a class of another module.
-_OWN, _OLD = "torch.distributed.checkpoint.metadata", "torch.distributed._shard.sharded_tensor.metadata"
+_OWN, _OLD = (
+    "torch.distributed.checkpoint.metadata",
+    "torch.distributed._shard.sharded_tensor.metadata",
+)
 _FILES = "torch.distributed.checkpoint.filesystem"
 _PROPERTIES = (f"{_OWN}.TensorProperties", f"{_OLD}.TensorProperties")
 _FORMATS = (f"{_OWN}._MEM_FORMAT_ENCODING", f"{_OLD}.MEM_FORMAT_ENCODING")
@@ -154,7 +157,10 @@ _Places: TypeAlias = dict[tuple[str, Shape | None], Item]
 def _places(stored: Mapping[object, object]) -> _Places:
     found: _Places = {}
     for key, value in stored.items():
-        index, info = _fields(key, f"{_OWN}.MetadataIndex"), _fields(value, f"{_FILES}._StorageInfo")
+        index, info = (
+            _fields(key, f"{_OWN}.MetadataIndex"),
+            _fields(value, f"{_FILES}._StorageInfo"),
+        )
         name, offset = index.get("fqn"), index.get("offset")
         if not isinstance(name, str) or not (offset is None or _is_size(offset)):
             raise Malformed("a stored item without a name")
@@ -199,7 +205,7 @@ def _dtype(name: str, value: object) -> str:
     state = value.parts[-1]
     if len(state) != 5 or not isinstance(state[0], Global) or state[0].module != "torch":
         raise Malformed(f"the properties of {shown(name)} are of another form")
-    dtype, layout, _, memory_format, _ = state
+    dtype, layout, memory_format = state[0], state[1], state[3]
     if not isinstance(layout, Call) or layout.parts != [("torch.strided",)]:
         raise Malformed(f"{shown(name)} has another layout than torch.strided")
     if not _is_format(memory_format):

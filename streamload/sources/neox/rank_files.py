@@ -42,10 +42,9 @@ def find_rank_files(folder: str) -> RankFiles | None:
     Raises:
         CheckpointError: a rank is absent, or has two files; or ``latest`` names no folder.
     """
-    files, step, notices = _in_folder(folder), folder, ()
-    if not files:
-        step, notices = choose_step(folder)
-        files = _in_folder(step)
+    found = _in_folder(folder)
+    step, notices = (folder, ()) if found else choose_step(folder)
+    files = found or _in_folder(step)
     if not files:
         return None
     last = max(files)
@@ -137,14 +136,12 @@ def _by_layers(
     notices = check_layers(parts)
     for rank, header in headers.items():
         first = min(key for key in parts if key[1] == rank)
-        parts[first] = replace(
-            parts[first], notices=header.notices, checksums=header.checksums
-        )
+        parts[first] = replace(parts[first], notices=header.notices, checksums=header.checksums)
     partitions = Partitions(found.folder, found.step_folder, files, found.notices)
     return NeoXRawSource(partitions, parts, block_count=blocks, notices=notices)
 
 
-def _name(files: Mapping[Key, str], layer: int, rank: int | None) -> str:
+def _name(_files: Mapping[Key, str], layer: int, rank: int | None) -> str:
     """How an absent part is called."""
     if rank is None:
         return f"sequential.{layer}"

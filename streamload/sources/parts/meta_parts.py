@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from streamload.core.errors import CheckpointError, naming, refuse
+from streamload.core.errors import naming, refuse
 from streamload.core.pieces import Box
 from streamload.core.specs import Shape
 from streamload.core.wording import printable
@@ -141,17 +141,17 @@ def _cut_along(kind: str, shape: Shape, count: int, part: TorchFile) -> int:
 
 def _copies(kind: str, shape: Shape, count: int, params: Mapping[str, Any]) -> int:
     """How many neighbouring parts hold the same."""
-    heads, width, shared = (params.get(k) for k in ("n_heads", "dim", "n_kv_heads"))
-    sizes = (heads, width, shared)
-    if kind not in _KEYS_AND_VALUES or not all(type(n) is int and n > 0 for n in sizes):
+    heads, width, shared = (_count(params.get(key)) for key in ("n_heads", "dim", "n_kv_heads"))
+    if kind not in _KEYS_AND_VALUES or not (heads and width and shared):
         return 1
-    assert isinstance(heads, int) and isinstance(width, int) and isinstance(shared, int)
-    expected = shared * (params.get("head_dim") or width // heads)
+    expected = shared * (_count(params.get("head_dim")) or width // heads)
     total = count * shape[0]
-    if total == expected:
-        return 1
     if total % expected or count % (total // expected):
         raise ValueError(
             f"{count} parts of {shape[0]} rows are {total}, but params.json means {expected}"
         )
     return total // expected
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int and value > 0 else 0

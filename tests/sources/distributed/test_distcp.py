@@ -116,7 +116,7 @@ def test_into_a_module_that_holds_data(judged):
 
 def test_the_optimizer_is_never_read(judged, tmp_path):
     """Not even its pieces are looked at: here, they are gone."""
-    folder, wanted = judged("app-2")
+    _, wanted = judged("app-2")
     state = {"model": wanted, "optimizer": {"state": {"m": torch.ones(500)}}}
     saved = save(state, tmp_path / "two", single_file_per_rank=False)
     with streamload.open_checkpoint(saved) as source:
@@ -227,7 +227,9 @@ def test_extra_states_reach_their_modules(tmp_path):
         def set_extra_state(self, state):
             self.seen = state
 
-    folder = save({"model": nn.Sequential(nn.Linear(2, 2), Counting()).state_dict()}, tmp_path / "x")
+    folder = save(
+        {"model": nn.Sequential(nn.Linear(2, 2), Counting()).state_dict()}, tmp_path / "x"
+    )
     module = nn.Sequential(nn.Linear(2, 2), Counting())
     streamload.load_into(module, folder)
     state = module[1].seen

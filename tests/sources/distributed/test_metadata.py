@@ -1,4 +1,4 @@
-"""``.metadata``: what torch of any version writes is read; anything else is refused, nothing is run."""
+"""``.metadata``: what torch of any version writes is read; all else is refused, nothing is run."""
 
 from __future__ import annotations
 
@@ -105,14 +105,15 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "a piece that is missing": (
         lambda m: of("grid.float32")(m).chunks.pop(), "grid.float32': its 1 pieces lack 48 of 96"),
     "pieces that overlap": (
-        _chunk("rows.float32", 1, (5, 0), (7, 6)), "rows.float32': the pieces [0:6, 0:6] and [5:12"),
+        _chunk("rows.float32", 1, (5, 0), (7, 6)), "the pieces [0:6, 0:6] and [5:12, 0:6] overlap"),
     "a piece beyond the shape": (
         _chunk("rows.float32", 1, (6, 0), (7, 6)), "reaches out of the shape [12, 6]"),
     "a piece of more dimensions": (
         _chunk("rows.float32", 1, (6, 0, 0), (6, 6, 1)), "3 dimensions, the tensor 2"),
     "a piece of another shape": (
         _reshaped, "plain.float32': its piece [0:4, 0:3] has shape [3, 4] of float32, expected"),
-    "pieces under each other's place": (_swapped, "uneven.float32': its piece [0:3, 0:3] has shape [2"),
+    "pieces under each other's place": (
+        _swapped, "uneven.float32': its piece [0:3, 0:3] has shape [2, 3]"),
     "another element type": (
         lambda m: setattr(of("rows.float32")(m).properties, "dtype", torch.float16),
         "shape [6, 6] of float32, expected [6, 6] of float16"),
@@ -257,8 +258,14 @@ def test_an_enumeration_by_name(folder):
 def test_properties_of_torch_before_2_3(folder):
     """Then they were a class of the module for sharded tensors."""
     data = pickle.dumps(metadata(folder), protocol=2)
-    old, new = "torch.distributed._shard.sharded_tensor.metadata", "torch.distributed.checkpoint.metadata"
-    for name, before in (("TensorProperties",) * 2, ("_MEM_FORMAT_ENCODING", "MEM_FORMAT_ENCODING")):
+    old, new = (
+        "torch.distributed._shard.sharded_tensor.metadata",
+        "torch.distributed.checkpoint.metadata",
+    )
+    for name, before in (
+        ("TensorProperties",) * 2,
+        ("_MEM_FORMAT_ENCODING", "MEM_FORMAT_ENCODING"),
+    ):
         written = f"c{new}\n{name}\n".encode()
         assert written in data
         data = data.replace(written, f"c{old}\n{before}\n".encode())

@@ -1,4 +1,4 @@
-"""Tensors in pieces: which part of which piece a run of their elements takes, and what is no whole."""
+"""Tensors in pieces: what a run of their elements takes of each, and which make no whole."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def test_portions_put_together_are_the_whole(tiling, data):
     assert tiling_fault(shape, boxes) == ""
     boxes = [box for box in boxes if 0 not in box.sizes]
     whole = torch.arange(torch.Size(shape).numel()).reshape(shape)
-    values = [whole[tuple(map(slice, b.offsets, map(sum, zip(b.offsets, b.sizes))))] for b in boxes]
+    values = [
+        whole[tuple(slice(at, at + n) for at, n in zip(box.offsets, box.sizes, strict=True))]
+        for box in boxes
+    ]
     parts = tuple(TensorSpec(str(n), "I64", box.sizes, "f") for n, box in enumerate(boxes))
     pieces = Pieces(parts, "I64", "", shape, tuple(boxes))
     start = data.draw(st.integers(0, whole.numel()))
