@@ -101,6 +101,7 @@ def _open_folder(
     from streamload.sources.neox.partitions import find_partitions, open_neox
     from streamload.sources.neox.rank_files import find_rank_files, open_rank_files
     from streamload.sources.parts.meta_parts import are_meta_parts, open_meta_parts
+    from streamload.sources.parts.rank_shards import are_rank_shards, open_rank_shards
 
     names = [name for name in names_in(folder) if not name.startswith(".")]
     files = [name for name in names if not os.path.isdir(os.path.join(folder, name))]
@@ -114,6 +115,9 @@ def _open_folder(
         if chosen and are_meta_parts(chosen):
             paths = [os.path.join(folder, name) for name in chosen]
             return open_meta_parts(paths, given=given, folder=folder)
+        if chosen and are_rank_shards(chosen):
+            paths = [os.path.join(folder, name) for name in chosen]
+            return open_rank_shards(paths, given=given)
         if chosen:
             return _open_files([os.path.join(folder, name) for name in chosen], given, prefix)
     if kind := describe_folder(folder, names):

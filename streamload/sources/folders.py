@@ -66,11 +66,11 @@ def choose_files(files: Sequence[str], endings: tuple[str, ...]) -> list[str] | 
     candidates = [n for n in candidates if not _PARTITION.fullmatch(n)]
     # Other copies of the same weights (``NAME.fp16.safetensors``) stand back for the plain ones.
     candidates = [n for n in candidates if not _VARIANT.search(n)] or candidates
+    if len(candidates) > 1 and all(map(_PARTS_OF_ONE.fullmatch, candidates)):
+        return candidates
     parts = [match for n in candidates if (match := PART_OF.fullmatch(n))]
     if parts:
         return _complete_set(parts, [n for n in candidates if not PART_OF.fullmatch(n)])
-    if len(candidates) > 1 and all(map(_PARTS_OF_ONE.fullmatch, candidates)):
-        return candidates
     if len(candidates) > 1:
         way = describe_parts(candidates) or "pass the one that is meant"
         raise CheckpointError(

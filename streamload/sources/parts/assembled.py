@@ -97,11 +97,12 @@ class AssembledSource(BlockSource):
         import torch
 
         from streamload.sources.blocks import torch_dtype
+        from streamload.sources.wrapping.reader import values_of
 
         tensor = self._assembled[name]
         spec = tensor.spec
-        if len(tensor.pieces) == 1 and tensor.pieces[0][0].sizes == spec.shape:
-            return self._piece(name, tensor.pieces[0][1])
+        if spec.encoding is not None or spec.extent is not None:
+            return values_of(self, spec)
         values = torch.empty(spec.shape, dtype=torch_dtype(spec.dtype))
         for box, copies in tensor.pieces:
             place = values
