@@ -26,7 +26,7 @@ SIGNATURES = {
     "plan": "module path * mapping expected_layers **options",
     "iter_tensors": "path * names **options",
     "open_checkpoint": "path",
-    "convert": "source path * names dtype max_shard_bytes progress",
+    "convert": "source path * names dtype max_shard_bytes prefix progress",
     "export": "module path * mapping dtype max_shard_bytes",
     "generate": "model ids * max_new_tokens temperature top_k top_p seed stop_token",
     "empty_weights": "",
@@ -38,7 +38,13 @@ DEFAULTS = {
     "load_transformers": {"cls": None},
     "plan": {"mapping": "auto", "expected_layers": None},
     "iter_tensors": {"names": None},
-    "convert": {"names": "published", "dtype": None, "max_shard_bytes": None, "progress": None},
+    "convert": {
+        "names": "published",
+        "dtype": None,
+        "max_shard_bytes": None,
+        "prefix": None,
+        "progress": None,
+    },
     "export": {"mapping": "auto", "dtype": None, "max_shard_bytes": None},
     "generate": {
         "temperature": 0.0,

@@ -34,6 +34,7 @@ chunk_bytes_option = click.option(
 max_shard_bytes_option = click.option(
     "--max-shard-bytes", type=BYTES, help="Split into files of at most this size."
 )
+prefix_option = click.option("--prefix", help="Only names that start with it; it is removed.")
 _MODES = (
     "stream: memory of its own. map: views of the file, ready at once. auto: map where that is "
     "safe, else stream. [default: auto]"
@@ -47,7 +48,7 @@ _LOAD_OPTIONS = (
     workers_option,
     chunk_bytes_option,
     click.option("--layers", type=INDICES, help="Only these blocks, like 0,1,5-7."),
-    click.option("--prefix", help="Only names that start with it; it is removed."),
+    prefix_option,
     _switch("strict", "Refuse missing, unexpected or misshapen tensors. [default: strict]"),
     _switch("check-memory", "Refuse what does not fit in memory. [default: check]"),
     _choice("--ties", ("refuse", "keep"), "If tied weights differ in the file. [default: refuse]"),

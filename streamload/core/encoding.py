@@ -54,6 +54,11 @@ class Encoding(ABC):
         quantum, or the end.
         """
 
+    @property
+    def at_once(self) -> int:
+        """How many values are decoded at once, about: so that they stay in a core's caches."""
+        return _AT_ONCE
+
     def scratch_bytes(self, count: int) -> int:
         """What decoding ``count`` values takes for a moment, beside them and what is read."""
         del count
@@ -63,7 +68,7 @@ class Encoding(ABC):
 def values_at_once(encoding: Encoding) -> int:
     """How many values one call decodes at most: what stays in a core's caches, or one quantum."""
     quantum = max(encoding.quantum, 1)
-    return max(_AT_ONCE // quantum, 1) * quantum
+    return max(encoding.at_once // quantum, 1) * quantum
 
 
 def staging_bytes(spec: TensorSpec) -> int:

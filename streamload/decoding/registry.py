@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "packed": "packed_values",
     "scaled": "scaled_values",
+    "pieces": "pieces_values",
+    "agreeing": "agreeing_values",
 }
 
 

@@ -54,5 +54,8 @@ class Parts(Protocol):
         the same part is read again.
         """
 
+    def fill(self, part: int, start: int, stop: int, out: torch.Tensor) -> None:
+        """Write the elements [start, stop) of a part to ``out``, flat and of its dtype."""
+
     def whole(self, part: int) -> torch.Tensor:
         """All elements of a small part, as ``read``; kept until the next run of values."""

@@ -11,7 +11,7 @@ import torch
 from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import StreamloadError
 from streamload.core.options import Settings
-from streamload.core.specs import TensorSpec, contiguous_strides, numel
+from streamload.core.specs import Catalog, TensorSpec, contiguous_strides, numel
 from streamload.hf.library import Model, reverted, unsaved
 from streamload.hf.their_models import empty_model
 from streamload.hf.their_names import bind_theirs
@@ -20,7 +20,6 @@ from streamload.mapping.layout import Layout
 from streamload.planning.build import build_plan
 from streamload.planning.composing import compose
 from streamload.planning.records import Plan, PlannedTensor, Targets, TargetSpec
-from streamload.sources.base import Source
 from streamload.sources.hub import folder_of
 
 
@@ -88,33 +87,34 @@ def plan_their_export(
 
 
 def plan_their_conversion(
-    source: Source, config: Mapping[str, Any], options: Settings
+    catalog: Catalog, config: Mapping[str, Any], options: Settings, *, source: str
 ) -> Plan | None:
     """Plan how a file with the names of the library's module goes back to published ones.
 
     Args:
-        source: the open checkpoint.
+        catalog: what is stored.
         config: as in ``config.json``.
         options: ``dtype`` and the sizes of blocks are used.
+        source: the checkpoint's path.
 
     Returns:
         None if the file has published names already, or is none of the library's.
     """
     try:
-        whole = empty_model(config, source.catalog, None, folder=folder_of(source.path), path="")
+        whole = empty_model(config, catalog, None, folder=folder_of(source), path="")
     except StreamloadError:
         return None
-    bound = bind_theirs(whole.names, source.catalog)
+    bound = bind_theirs(whole.names, catalog)
     strange = bound.binding.unexpected or bound.binding.problems or bound.computed
     if strange or any(c.was_used() for c in whole.names.conversions):
         return None
     plain = replace(options, dtype=None)
-    local = build_plan(source.catalog, None, None, plain, source=source.path, binding=bound.binding)
+    local = build_plan(catalog, None, None, plain, source=source, binding=bound.binding)
     specs = [TargetSpec((t.name,), t.shape, t.dtype, is_meta=False) for t in local.tensors]
-    stored = {s.names[0]: TensorSpec(s.names[0], s.dtype, s.shape, source.path) for s in specs}
+    stored = {s.names[0]: TensorSpec(s.names[0], s.dtype, s.shape, source) for s in specs}
     targets = Targets(tuple(specs))
-    back = plan_their_export(whole.model, stored, targets, options, source=source.path)
-    if {t.name for t in back.tensors} == set(source.catalog):
+    back = plan_their_export(whole.model, stored, targets, options, source=source)
+    if {t.name for t in back.tensors} == set(catalog):
         return None
     first = {t.name: t for t in local.tensors}
     tensors, problems = compose(first, back.tensors, options.dtype)

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from streamload.core.errors import CheckpointError
 from streamload.core.options import bound_of_shards, settings_from
 from streamload.core.report import ExportReport, LoadedTensor
+from streamload.core.specs import Catalog
 from streamload.core.wording import listed, printable
 from streamload.engine.reduce import compare
 from streamload.hf.installed import is_installed
+from streamload.mapping.choose import under_prefix
 from streamload.mapping.configuration import config_or_guess
 from streamload.planning.conversion import Conversion, plan_conversion
 from streamload.planning.records import Plan
@@ -22,7 +24,7 @@ from streamload.saving.checkpoint import peak_memory, write_checkpoint
 from streamload.saving.extras import companions, config_text, left_behind
 from streamload.saving.file_layout import only_writable
 from streamload.sources.base import Source
-from streamload.sources.detect import open_checkpoint
+from streamload.sources.detect import open_layers
 from streamload.sources.hub import folder_of
 from streamload.sources.wrapping.decoded_source import as_stored, decoded
 from streamload.system.peaks import PeakSampler
@@ -38,6 +40,7 @@ def convert(
     names: str = "published",
     dtype: torch.dtype | str | None = None,
     max_shard_bytes: int | None = None,
+    prefix: str | None = None,
     progress: Callable[[int, int, str], object] | None = None,
 ) -> ExportReport:
     """Write a checkpoint anew as safetensors, in bounded memory whatever its size.
@@ -57,6 +60,7 @@ def convert(
         names: ``"published"`` or ``"local"``.
         dtype: cast floating-point tensors to it; rotary tables are never cast.
         max_shard_bytes: tensor data in one file, at most; a folder only.
+        prefix: only stored names under it, taken off.
         progress: called as progress(done_bytes, total_bytes, name).
 
     Returns:
@@ -76,12 +80,13 @@ def convert(
     target = os.fsdecode(path)
     from streamload.hf.their_exports import plan_their_conversion  # brings torch
 
-    with open_checkpoint(source) as opened, PeakSampler() as sampler:
+    with open_layers(source, None, prefix) as opened, PeakSampler() as sampler:
         opened = decoded(opened) if options.dtype is not None else as_stored(opened)
-        config, notices = config_or_guess(opened.config(), opened.catalog)
-        conversion = plan_conversion(opened.catalog, config, names, options, source=opened.path)
+        catalog = _under(opened, prefix)
+        config, notices = config_or_guess(opened.config(), catalog)
+        conversion = plan_conversion(catalog, config, names, options, source=opened.path)
         if conversion.names == "stored" and names == "published" and config and is_installed():
-            theirs = plan_their_conversion(opened, config, options)
+            theirs = plan_their_conversion(catalog, config, options, source=opened.path)
             conversion = Conversion(theirs, names, config) if theirs else conversion
         plan = only_writable(conversion.plan)
         plan.raise_if_refused()
@@ -106,6 +111,18 @@ def convert(
         elapsed_s=time.perf_counter() - start_s,
         memory=peak_memory(sampler),
     )
+
+
+def _under(source: Source, prefix: str | None) -> Catalog:
+    """The source's catalog, or what of it stands under ``prefix``."""
+    if not prefix:
+        return source.catalog
+    tensors = under_prefix(source.catalog, prefix)
+    if not tensors:
+        first = listed(map(repr, source.catalog), 4)
+        text = f"no name under the prefix {prefix!r}; names are {first}"
+        raise CheckpointError(text, path=source.path)
+    return replace(source.catalog, tensors=tensors)
 
 
 def _refuse_unequal_ties(plan: Plan, source: Source) -> None:
@@ -148,7 +165,7 @@ def _about(source: Source, names: str, path: str, extras: Mapping[str, bytes]) -
     folder = folder_of(source.path)
     if _is_file(path) or os.path.isfile(source.path) or os.path.samefile(folder, path):
         return
-    weights = {os.path.basename(spec.file) for spec in source.catalog.tensors.values()}
+    weights = set(map(os.path.basename, source.files))
     indexes = {name for name in os.listdir(folder) if name.endswith(".index.json")}
     left = left_behind(folder, path, {*extras, *weights, *indexes})
     if left:

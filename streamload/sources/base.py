@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,11 @@ class Source(ABC):
     is_replaced_whole = True
     objects: Mapping[str, StoredObject] = MappingProxyType({})
     versions: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+
+    @property
+    def files(self) -> Collection[str]:
+        """The files that its tensors lie in."""
+        return {spec.file for spec in self.catalog.tensors.values()}
 
     @abstractmethod
     def read_into(self, extent: Extent, buffer: memoryview, *, tensor: str | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,6 +30,10 @@ class BlockSource(Source):
         self.path = path
         self._files = {file.path: file for file in files}
         self._maps: dict[str, MappedFile] = {}
+
+    @property
+    def files(self) -> Collection[str]:
+        return self._files
 
     def read_into(self, extent: Extent, buffer: memoryview, *, tensor: str | None = None) -> None:
         self._files[extent.file].read_into(extent.offset, buffer, tensor=tensor)

@@ -12,7 +12,14 @@ from streamload.core.wording import printable
 from streamload.sources.base import Source
 from streamload.sources.config.beside import adapter_beside
 from streamload.sources.files import OpenFile
-from streamload.sources.folders import TORCH_ENDINGS, choose_files, names_in
+from streamload.sources.folders import (
+    DISTCP_ENDING,
+    DISTCP_METADATA,
+    TORCH_ENDINGS,
+    choose_files,
+    is_distcp,
+    names_in,
+)
 from streamload.sources.hub import find_in_hub_cache, hint, is_hub_name, meant_as_hub_name
 from streamload.sources.index import check_against_shards, read_index, shard_paths
 from streamload.sources.recognise import SNIFFED_BYTES, describe_folder, describe_start
@@ -69,6 +76,13 @@ def _open_path(real: str, given: str, layers: frozenset[int] | None, prefix: str
             return _open_folder(real, given, layers, prefix)
         if real.lower().endswith(".index.json"):
             return _open_indexed(real, given, prefix)
+        inside = os.path.dirname(real) or os.curdir
+        if os.path.basename(real) == DISTCP_METADATA and is_distcp(inside):
+            return _open_folder(inside, given, layers, prefix)
+        if real.endswith(DISTCP_ENDING) and os.path.isfile(real):
+            raise CheckpointError(
+                "is one file of torch.distributed.checkpoint; pass its folder", path=given
+            )
         if not os.path.lexists(real) and (name := meant_as_hub_name(real)):
             raise CheckpointNotFoundError(
                 f"no such file or folder; the model of that name in the hub cache is {name}, and "
@@ -83,15 +97,27 @@ def _open_path(real: str, given: str, layers: frozenset[int] | None, prefix: str
 def _open_folder(
     folder: str, given: str, layers: frozenset[int] | None, prefix: str | None
 ) -> Source:
+    from streamload.sources.distributed.distcp_folder import open_distcp
     from streamload.sources.neox.partitions import find_partitions, open_neox
+    from streamload.sources.neox.rank_files import find_rank_files, open_rank_files
+    from streamload.sources.parts.meta_parts import are_meta_parts, open_meta_parts
+    from streamload.sources.parts.rank_shards import are_rank_shards, open_rank_shards
 
     names = [name for name in names_in(folder) if not name.startswith(".")]
     files = [name for name in names if not os.path.isdir(os.path.join(folder, name))]
     for endings in ((".safetensors",), TORCH_ENDINGS, (".ckpt",)):
+        if endings == TORCH_ENDINGS and is_distcp(folder):  # a .pt beside it holds no weights
+            return open_distcp(folder, given=given, prefix=prefix)
         with naming(folder):
             chosen = choose_files(files, endings)
         if chosen is not None and chosen[0].lower().endswith(".index.json"):
             return _open_indexed(os.path.join(folder, chosen[0]), given, prefix)
+        if chosen and are_meta_parts(chosen):
+            paths = [os.path.join(folder, name) for name in chosen]
+            return open_meta_parts(paths, given=given, folder=folder)
+        if chosen and are_rank_shards(chosen):
+            paths = [os.path.join(folder, name) for name in chosen]
+            return open_rank_shards(paths, given=given)
         if chosen:
             return _open_files([os.path.join(folder, name) for name in chosen], given, prefix)
     if kind := describe_folder(folder, names):
@@ -99,6 +125,8 @@ def _open_folder(
     partitions = find_partitions(folder)
     if partitions is not None:
         return open_neox(partitions, layers=layers)
+    if (ranks := find_rank_files(folder)) is not None:
+        return open_rank_files(ranks, layers=layers, prefix=prefix)
     is_adapter = any(name.startswith("adapter_") for name in files)
     lead = _adapter_alone(folder) if is_adapter else ""
     seen = f"; it holds {', '.join(map(printable, names[:6]))}" if names else "; it is empty"

@@ -10,6 +10,8 @@ import errno
 import os
 import stat
 import threading
+from dataclasses import dataclass
+from typing import Protocol
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError, ReadError
 from streamload.system.descriptors import LateFile, too_many_open
@@ -25,6 +27,25 @@ _OPEN_FLAGS = (
 )
 
 _CHANGED = "the file was changed or replaced while it was read; load it again"
+
+
+class Readable(Protocol):
+    """A file, or a part of one, that headers are read from.
+
+    Attributes:
+        path: of the file, for messages.
+        size_bytes: of the file or the part.
+    """
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def read(self, offset: int, nbytes: int) -> bytes: ...
+
+    def read_into(self, offset: int, buffer: memoryview, *, tensor: str | None = None) -> None: ...
 
 
 class OpenFile(LateFile):
@@ -144,6 +165,27 @@ class OpenFile(LateFile):
             ) from error
         if not self._is_same(at_path):
             raise ReadError(_CHANGED, path=self.path, errno=errno.ESTALE)
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """``size_bytes`` bytes of a file from ``start`` on, read as if they were a file themselves."""
+
+    file: OpenFile
+    start: int
+    size_bytes: int
+
+    @property
+    def path(self) -> str:
+        return self.file.path
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """As ``OpenFile.read``, from the part's own first byte."""
+        return self.file.read(self.start + offset, nbytes)
+
+    def read_into(self, offset: int, buffer: memoryview, *, tensor: str | None = None) -> None:
+        """As ``OpenFile.read_into``, from the part's own first byte."""
+        self.file.read_into(self.start + offset, buffer, tensor=tensor)
 
 
 def _absent(path: str) -> str:

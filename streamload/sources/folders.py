@@ -15,12 +15,18 @@ _ANY_PART = re.compile(r".+-0*(?P<part>\d+)-of-0*(?P<count>\d+)\.\w+")
 _PARTITION = re.compile(
     r"(layer_\d+-model_\d+-model_states|mp_rank_\d+_model_states|(bf16_|fp16_)?zero_pp_.*)\.pt"
 )
+# Files that are opened together, and say themselves what each has of a tensor.
+_PARTS_OF_ONE = re.compile(
+    r"consolidated\.\d+\.(pth|pt)|shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors"
+)
 # How the names of files begin that stand beside weights and are none.
 NOT_WEIGHTS = ("adapter_", "optimizer", "training_args", "scheduler", "rng_state")
 _VARIANT = re.compile(r"\.(fp16|bf16|fp32|fp8|int8|non_ema|ema)[.-]", re.IGNORECASE)
 # Best first.
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 TORCH_ENDINGS = (".bin", ".pt", ".pth")
+# torch.distributed.checkpoint: what the ranks wrote, and what says which pieces these are.
+DISTCP_ENDING, DISTCP_METADATA = ".distcp", ".metadata"
 
 
 def names_in(folder: str) -> list[str]:
@@ -33,6 +39,12 @@ def names_in(folder: str) -> list[str]:
         return sorted(os.listdir(folder))
     except OSError as error:
         raise CheckpointError(f"cannot be listed: {error.strerror}", path=folder) from error
+
+
+def is_distcp(folder: str) -> bool:
+    """True for a folder of torch.distributed.checkpoint, by the names of its files."""
+    names = names_in(folder)
+    return DISTCP_METADATA in names and any(name.endswith(DISTCP_ENDING) for name in names)
 
 
 def choose_files(files: Sequence[str], endings: tuple[str, ...]) -> list[str] | None:
@@ -54,6 +66,8 @@ def choose_files(files: Sequence[str], endings: tuple[str, ...]) -> list[str] | 
     candidates = [n for n in candidates if not _PARTITION.fullmatch(n)]
     # Other copies of the same weights (``NAME.fp16.safetensors``) stand back for the plain ones.
     candidates = [n for n in candidates if not _VARIANT.search(n)] or candidates
+    if len(candidates) > 1 and all(map(_PARTS_OF_ONE.fullmatch, candidates)):
+        return candidates
     parts = [match for n in candidates if (match := PART_OF.fullmatch(n))]
     if parts:
         return _complete_set(parts, [n for n in candidates if not PART_OF.fullmatch(n)])

@@ -35,16 +35,16 @@ def read_index(path: str) -> dict[str, str]:
         texts = {value for value in found.values() if isinstance(value, str)}
         if len(texts) > _MAX_SHARDS:
             raise CheckpointError(f"names {len(texts)} files; the limit is {_MAX_SHARDS}")
-        faults = {value: fault for value in texts if (fault := _fault(value))}
+        faults = {value: fault for value in texts if (fault := fault_of_name(value))}
         refuse(
-            f"tensor {name!r}: {faults[value] if isinstance(value, str) else _fault(value)}"
+            f"tensor {name!r}: {faults[value] if isinstance(value, str) else fault_of_name(value)}"
             for name, value in found.items()
             if not isinstance(value, str) or value in faults
         )
     return found
 
 
-def _fault(value: object) -> str | None:
+def fault_of_name(value: object) -> str | None:
     """Why a file name of the map is refused, or None. Links inside the folder are allowed:
     a hub cache is made of them.
     """

@@ -6,8 +6,6 @@ import os
 import re
 from collections.abc import Sequence
 
-from streamload.core.wording import plural
-
 # First bytes enough for every entry: a tar archive has its mark at byte 257.
 SNIFFED_BYTES = 512
 _UNPACK = "unpack it, and pass the checkpoint in it"
@@ -34,11 +32,10 @@ _PAGE = re.compile(rb"\s*(<!doctype|<html|<\?xml)", re.IGNORECASE)
 _ONNX = re.compile(rb"\x08[\x01-\x1f](\x12[\x01-\x40][\w.+ -]|:)")
 _PATH = re.compile(rb"(\.{1,2}/|/|~/|[A-Za-z]:\\)[\x20-\x7e]{1,500}\s*")
 
-_DISTCP = re.compile(r"__\d+_\d+\.distcp")
+_OF_ONE_RANK = re.compile(r"__\d+\.metadata")
 _ZERO = re.compile(r"(bf16_|fp16_)?zero_pp_rank_\d+_mp_rank_\d+_(optim|model)_states\.pt")
-_LAYERS = re.compile(r"layer_\d+-model_\d+-model_states\.pt")
+_WEIGHTS = re.compile(r"(layer_\d+-model_\d+|mp_rank_\d+)[-_]model_states\.pt")
 _RANK = re.compile(r".*(^|[_.-])rank[_-]?\d+([_.-].*)?\.(pt|pth|bin|safetensors)|mp_rank_\d+.*\.pt")
-_META = re.compile(r"consolidated\.\d+\.(pth|pt|safetensors)")
 
 
 def describe_start(start: bytes) -> str | None:
@@ -60,17 +57,18 @@ def describe_start(start: bytes) -> str | None:
 
 def describe_folder(folder: str, names: Sequence[str]) -> str | None:
     """What a folder that holds ``names`` is, if it is known and none of ours."""
-    if count := sum(1 for name in names if _DISTCP.fullmatch(name)):
-        return (
-            f"is a torch.distributed.checkpoint folder ({plural(count, 'distcp file')}), which is "
-            "not read; make one file of it: python -m torch.distributed.checkpoint.format_utils "
-            f"dcp_to_torch {folder} model.pt"
-        )
+    if any(name.endswith(".distcp") for name in names):
+        alone = any(map(_OF_ONE_RANK.fullmatch, names))
+        why = "that each rank of a run saved for itself; save them together" if alone else (
+            "without the .metadata that says what is in them: the save did not come to its end, "
+            "or that file was left behind"
+        )  # fmt: skip
+        return f"holds .distcp files of torch.distributed.checkpoint {why}"
     inner = [name for name in names if re.fullmatch(r"global_step\d+", name)]
     below = [n for step in inner for n in _names(os.path.join(folder, step))]
-    if any(map(_ZERO.fullmatch, (*names, *below))) and not any(
-        map(_LAYERS.fullmatch, (*names, *below))
-    ):
+    zero = [match[2] for name in (*names, *below) if (match := _ZERO.fullmatch(name))]
+    # Up to its second stage only the optimizer's state is cut up; the weights are in other files.
+    if zero and ("model" in zero or not any(map(_WEIGHTS.fullmatch, (*names, *below)))):
         return (
             "is a DeepSpeed ZeRO checkpoint: its weights are cut up between the ranks' files; put "
             "them together with the zero_to_fp32.py beside them: python zero_to_fp32.py . OUT"
@@ -84,10 +82,6 @@ def describe_folder(folder: str, names: Sequence[str]) -> str | None:
 
 def describe_parts(names: Sequence[str]) -> str | None:
     """What several files without an index are, if they are parts of one model."""
-    if all(map(_META.fullmatch, names)):
-        return (
-            "Meta's parts of one model, each cut its own way; convert them to one checkpoint first"
-        )
     if all(map(_RANK.fullmatch, names)):
         return "what each rank of a run saved of one model; put them together where they were made"
     return None

@@ -10,7 +10,13 @@ from random import Random
 
 from tests.fuzz import texts
 
-__all__ = ["mutated_index", "mutated_legacy", "mutated_safetensors", "mutated_zip"]
+__all__ = [
+    "mutated_distcp",
+    "mutated_index",
+    "mutated_legacy",
+    "mutated_safetensors",
+    "mutated_zip",
+]
 
 _BYTES = [0, 1, 0x7F, 0x80, 0xFF, 0x20, 0x22, 0x2C, 0x30, 0x5B, 0x7B, 0x7D]
 
@@ -177,3 +183,8 @@ def mutated_legacy(seed: bytes, rng: Random) -> bytes:
     which = rng.choice([1, 2, 3, 3, 3, 3, 4])
     changed, end = mutated_pickle(seed, rng, starts[which])
     return seed[: starts[which]] + changed + seed[end:]
+
+
+def mutated_distcp(seed: bytes, rng: Random) -> bytes:
+    """The ``.metadata`` of torch.distributed.checkpoint: a bare pickle."""
+    return mutated_bytes(seed, rng) if rng.random() < 0.3 else mutated_pickle(seed, rng)[0]

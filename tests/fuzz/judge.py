@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 import streamload
-from tests.fuzz.reference import by_pickle
+from tests.fuzz.reference import by_pickle, by_torch_distributed
 from tests.fuzz.seeds import tensors_of, torch_objects
 
 __all__ = ["LIMIT_S", "Verdict", "at_most", "judged", "limit_bytes", "limit_s"]
@@ -59,7 +59,7 @@ class Verdict:
 
 
 def judged(path: str, kind: str, *, mode: str = "stream") -> Verdict:
-    """Read ``path`` both ways; ``kind`` names the reference: safetensors, index, or torch."""
+    """Read ``path`` both ways; ``kind`` names the reference."""
     size = os.path.getsize(path)
     start_s = time.process_time()
     found: Mapping[str, torch.Tensor] | None = None
@@ -83,7 +83,7 @@ def judged(path: str, kind: str, *, mode: str = "stream") -> Verdict:
         return Verdict("both refuse" if expected is None else "stricter", text, elapsed_s)
     if expected is None:
         return Verdict("beside" if _is_unharmed(found) else "laxer", f"{list(found)}", elapsed_s)
-    wrong = _difference(found, expected, exact=kind != "torch")
+    wrong = _difference(found, expected, exact=kind in ("safetensors", "index"))
     return Verdict("values" if wrong else "same", wrong, elapsed_s)
 
 
@@ -196,4 +196,16 @@ def _by_torch(path: str) -> dict[str, torch.Tensor] | None:
         return None
 
 
-_REFERENCES = {"safetensors": _by_safetensors, "index": _by_index, "torch": _by_torch}
+def _by_torch_distributed(path: str) -> dict[str, torch.Tensor] | None:
+    try:
+        return dict(tensors_of(by_torch_distributed(os.path.dirname(path))))
+    except Exception:  # torch raises of every kind here
+        return None
+
+
+_REFERENCES = {
+    "safetensors": _by_safetensors,
+    "index": _by_index,
+    "torch": _by_torch,
+    "distributed": _by_torch_distributed,
+}

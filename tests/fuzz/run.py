@@ -14,35 +14,49 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from safetensors.torch import save_file
 
 from tests.fuzz import seeds
-from tests.fuzz.files import mutated_index, mutated_legacy, mutated_safetensors, mutated_zip
+from tests.fuzz.files import (
+    mutated_distcp,
+    mutated_index,
+    mutated_legacy,
+    mutated_safetensors,
+    mutated_zip,
+)
 from tests.fuzz.judge import LIMIT_S, Verdict, judged
 
 __all__ = ["KINDS", "main", "run"]
 
 # Kind → (share, file name, reference).
 KINDS = {
-    "safetensors header": (0.4, "m.safetensors", "safetensors"),
-    "index": (0.2, "m.safetensors.index.json", "index"),
-    "torch zip": (0.24, "m.bin", "torch"),
-    "torch legacy": (0.16, "m.pt", "torch"),
+    "safetensors header": (0.336, "m.safetensors", "safetensors"),
+    "index": (0.168, "m.safetensors.index.json", "index"),
+    "torch zip": (0.2016, "m.bin", "torch"),
+    "torch legacy": (0.1344, "m.pt", "torch"),
+    "distributed metadata": (0.16, "run/.metadata", "distributed"),
 }
 
 
-def makers(kind: str) -> Callable[[Random], bytes]:
-    """A function that makes one mutated file."""
+def makers(kind: str, folder: str) -> Callable[[Random], bytes]:
+    """A function that makes one mutated file; what must lie beside it is written to ``folder``."""
     if kind == "index":
         return lambda rng: mutated_index(seeds.index_text(), rng)
     found, change = {
-        "safetensors header": (seeds.safetensors_seeds(), mutated_safetensors),
-        "torch zip": (seeds.zip_seeds(), mutated_zip),
-        "torch legacy": (seeds.legacy_seeds(), mutated_legacy),
+        "safetensors header": (seeds.safetensors_seeds, mutated_safetensors),
+        "torch zip": (seeds.zip_seeds, mutated_zip),
+        "torch legacy": (seeds.legacy_seeds, mutated_legacy),
+        "distributed metadata": (partial(seeds.distcp_seeds, _below(folder)), mutated_distcp),
     }[kind]
-    return lambda rng: change(rng.choice(found), rng)
+    written = found()
+    return lambda rng: change(rng.choice(written), rng)
+
+
+def _below(folder: str) -> str:
+    return os.path.join(folder, "run")
 
 
 def run(seed: int, count: int, folder: str, *, keep: str | None = None) -> dict[str, object]:
@@ -54,7 +68,7 @@ def run(seed: int, count: int, folder: str, *, keep: str | None = None) -> dict[
     stricter: Counter[str] = Counter()
     start_s, slowest_s = time.perf_counter(), 0.0
     for kind, (share, name, reference) in KINDS.items():
-        rng, make = Random(f"{seed} {kind}"), makers(kind)
+        rng, make = Random(f"{seed} {kind}"), makers(kind, folder)
         counts = verdicts.setdefault(kind, Counter())
         for number in range(round(count * share)):
             data = make(rng)
@@ -66,7 +80,9 @@ def run(seed: int, count: int, folder: str, *, keep: str | None = None) -> dict[
             if verdict.is_failure and len(failures) < 50:
                 failures.append(f"{kind} {seed}/{number}: {verdict.kind}: {verdict.text}")
                 if keep is not None:
-                    with open(os.path.join(keep, f"{seed}-{number}-{name}"), "wb") as file:
+                    with open(
+                        os.path.join(keep, f"{seed}-{number}-{os.path.basename(name)}"), "wb"
+                    ) as file:
                         file.write(data)
     return {
         "verdicts": verdicts,

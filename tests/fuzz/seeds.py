@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
+import pickle
+import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import save
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
 MIXED = {
     "a.weight": torch.arange(6, dtype=torch.float32).reshape(2, 3) - 2.5,
@@ -85,3 +90,31 @@ def tensors_of(tree: object, prefix: str = "") -> Mapping[str, torch.Tensor]:
         for key, value in tree.items():
             found.update(tensors_of(value, f"{prefix}{key}."))
     return found
+
+
+def distcp_seeds(folder: str) -> list[bytes]:
+    """What ``.metadata`` may say of the files that this writes to ``folder``."""
+    state = {
+        "model": {name: MIXED[name] for name in ("a.weight", "b", "c", "e")},
+        "halves": {"one": torch.arange(6.0).reshape(2, 3), "two": torch.arange(3.0).reshape(1, 3)},
+        "optimizer": {"state": {0: {"step": torch.tensor(1.0)}}},
+        "step": 3,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(state, checkpoint_id=folder)
+    with open(os.path.join(folder, ".metadata"), "rb") as file:
+        metadata = pickle.load(file)
+    # Two tensors become the halves of one: pieces, as several ranks write them.
+    known, stored = metadata.state_dict_metadata, metadata.storage_data
+    whole = known.pop("halves.one")
+    del known["halves.two"]
+    whole.size = torch.Size((3, 3))
+    whole.chunks.append(ChunkStorageMetadata(torch.Size((2, 0)), torch.Size((1, 3))))
+    known["model.halves"] = whole
+    for name, row in (("one", 0), ("two", 2)):
+        index = MetadataIndex("model.halves", torch.Size((row, 0)))
+        stored[index] = stored.pop(MetadataIndex(f"halves.{name}", torch.Size((0, 0))))
+        del metadata.planner_data[f"halves.{name}"]
+    metadata.planner_data["model.halves"] = ("model", "halves")
+    return [pickle.dumps(metadata, protocol=protocol) for protocol in (2, 4, 4)]

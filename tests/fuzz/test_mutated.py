@@ -1,4 +1,4 @@
-"""Twenty thousand mutated files: exact values of an independent reading, or an error of ours.
+"""Twenty-five thousand mutated files: exact values of an independent reading, or an error of ours.
 
 ``python -m tests.fuzz.run SEED COUNT FOLDER`` runs other seeds and keeps what fails.
 """
@@ -26,7 +26,7 @@ from tests.fuzz.judge import LIMIT_S, judged
 from tests.fuzz.run import KINDS, makers
 from tests.reliability import record
 
-FILES = 21_000
+FILES = 25_000
 PROCESSES = 2
 
 
@@ -97,7 +97,7 @@ def test_any_seed(tmp_path_factory, kind, seed):
             save_file(tensors, folder / shard)
     path = folder / name
     path.unlink(missing_ok=True)
-    path.write_bytes(makers(kind)(Random(seed)))
+    path.write_bytes(makers(kind, str(folder))(Random(seed)))
     with warnings.catch_warnings():
         # torch.load warns about some damaged files; that is the reference's own affair.
         warnings.simplefilter("ignore")

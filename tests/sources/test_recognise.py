@@ -56,15 +56,16 @@ def test_files_of_other_kinds_are_named(tmp_path, kind, name):
 
 
 FOLDERS = {
-    "distributed": ([".metadata", "__0_0.distcp", "__1_0.distcp"], "dcp_to_torch"),
+    "distributed": (["__0_0.distcp", "__1_0.distcp"], "without the .metadata"),
+    "of one rank": (["__0.metadata", "__0_0.distcp"], "saved for itself"),
     "gguf": (["model-Q4.gguf"], "GGUF"),
     "keras": (["tf_model.h5"], "tf_model.h5"),
-    "zero": (["global_step5/zero_pp_rank_0_mp_rank_00_optim_states.pt",
-              "global_step5/mp_rank_00_model_states.pt", "latest"], "zero_to_fp32"),
+    "zero": (["global_step5/zero_pp_rank_0_mp_rank_00_optim_states.pt", "latest"],
+             "zero_to_fp32"),
     "zero 3": (["zero_pp_rank_0_mp_rank_00_model_states.pt",
                 "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"], "zero_to_fp32"),
     "ranks": (["model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"], "each rank"),
-    "Meta's": (["consolidated.00.pth", "consolidated.01.pth"], "Meta's parts"),
+    "Meta's": (["consolidated.00.pth", "consolidated.02.pth"], "consolidated.01.pth is absent"),
 }  # fmt: skip
 
 

@@ -26,13 +26,22 @@ def config_beside(
     if config is not None:
         return config, ()
     params_path = os.path.join(folder, "params.json")
-    params = _read_if_there(params_path)
+    params = params_beside(path)
     if params is None or "n_layers" not in params:
         return None, ()  # a params.json that is not for these files
     try:
         return config_from_params(params, stored)
     except (ValueError, TypeError, ArithmeticError) as error:
         raise CheckpointError(str(error), path=params_path) from error
+
+
+def params_beside(path: str) -> dict[str, Any] | None:
+    """``params.json`` beside the checkpoint at ``path``, as it stands.
+
+    Raises:
+        CheckpointError: it is no JSON object.
+    """
+    return _read_if_there(os.path.join(folder_of(path), "params.json"))
 
 
 def adapter_beside(path: str) -> dict[str, Any] | None:

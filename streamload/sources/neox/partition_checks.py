@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from streamload.core.errors import CheckpointError, refuse
 from streamload.core.wording import printable
@@ -35,17 +35,20 @@ def check_numbers(
     parts: Mapping[Key, TorchFile],
     *,
     layers: frozenset[int] | None,
+    name: Callable[[Mapping[Key, str], int, int | None], str] | None = None,
 ) -> int:
     """The number of blocks, if every file that takes part is there.
 
     ``parts`` holds the files of the highest number: what is in them says where the list ends.
+    ``name`` says what the part of a layer and rank (None: of any) is called.
 
     Raises:
         CheckpointError: layers, or single ranks of a layer, are absent; or ``layers`` asks for
             blocks that the checkpoint does not have.
     """
-    names = {name for (layer, _), part in parts.items() if layer == top for name in part.tensors}
-    blocks = top - (4 if _READOUT in names else 3 if _NORM in names else 1)
+    name = name or _file_name
+    keys = {key for (layer, _), part in parts.items() if layer == top for key in part.tensors}
+    blocks = top - (4 if _READOUT in keys else 3 if _NORM in keys else 1)
     if layers is not None and (beyond := sorted(n for n in layers if not 0 <= n < blocks)):
         raise CheckpointError(
             f"layers {beyond} were asked for; the checkpoint has blocks 0 to {blocks - 1}"
@@ -53,9 +56,13 @@ def check_numbers(
     chosen = range(blocks) if layers is None else sorted(layers)
     expected = [0, *(block + 2 for block in chosen), blocks + 3, blocks + 4]
     present, ranks = {layer for layer, _ in files}, {rank for _, rank in files}
-    problems = [_absent_layer(number, blocks) for number in expected if number not in present]
+    problems = [
+        f"{name(files, number, None)} is absent ({_meaning(number, blocks)})"
+        for number in expected
+        if number not in present
+    ]
     problems += [
-        f"{_pattern(files, layer, rank)} is absent"
+        f"{name(files, layer, rank)} is absent"
         for layer in expected
         if layer in present
         for rank in sorted(ranks)
@@ -150,14 +157,15 @@ def _mark_problem(layer: int, group: list[TorchFile], key: str) -> str | None:
     )
 
 
-def _absent_layer(number: int, blocks: int) -> str:
+def _meaning(number: int, blocks: int) -> str:
     what = {0: "the embedding", blocks + 3: "the final norm", blocks + 4: "the readout"}
-    meaning = what.get(number, f"block {number - 2}")
-    return f"layer_{number:02d}-model_*-model_states.pt is absent ({meaning})"
+    return what.get(number, f"block {number - 2}")
 
 
-def _pattern(files: Mapping[Key, str], layer: int, rank: int) -> str:
+def _file_name(files: Mapping[Key, str], layer: int, rank: int | None) -> str:
     """The name the absent file would have, in the spelling of its neighbours."""
+    if rank is None:
+        return f"layer_{layer:02d}-model_*-model_states.pt"
     neighbour = next(os.path.basename(p) for (number, _), p in files.items() if number == layer)
     padded = len(neighbour.split("-")[1]) - len("model_")
     return f"{neighbour.split('-')[0]}-model_{rank:0{padded}d}-model_states.pt"

@@ -25,7 +25,6 @@ from streamload.sources.torch.torch_files import TorchFile, TorchSource, read_to
 
 _LAYER_FILE = re.compile(r"layer_([0-9]{1,4})-model_([0-9]{1,4})-model_states\.pt")
 _STEP_FOLDER = re.compile(r"global_step([0-9]{1,18})")
-_SEQUENTIAL_FILE = re.compile(r"mp_rank_[0-9]{1,6}_model_states\.pt")
 _FIRST_BLOCK = 2
 _MAX_LATEST_BYTES = 4096
 
@@ -86,17 +85,12 @@ def find_partitions(folder: str) -> Partitions | None:
     Of several steps the one that the file ``latest`` names is taken, else the highest number.
 
     Raises:
-        CheckpointError: ``latest`` names no folder inside; two files for one partition; or the
-            sequential layout (``mp_rank_NN_model_states.pt`` alone), which is not read.
+        CheckpointError: ``latest`` names no folder inside, or two files for one partition.
     """
     direct = _partitions(folder, folder, ())
     if direct is not None:
         return direct
-    step, notices = _choose_step(folder)
-    found = _partitions(folder, step, notices)
-    if found is None:
-        _refuse_sequential(step)
-    return found
+    return _partitions(folder, *choose_step(folder))
 
 
 def open_neox(partitions: Partitions, *, layers: frozenset[int] | None = None) -> NeoXRawSource:
@@ -142,7 +136,12 @@ def _partitions(folder: str, step: str, notices: tuple[str, ...]) -> Partitions 
     return Partitions(folder, step, files, notices) if files else None
 
 
-def _choose_step(folder: str) -> tuple[str, tuple[str, ...]]:
+def choose_step(folder: str) -> tuple[str, tuple[str, ...]]:
+    """The folder of the training step that is meant, and a notice if it was chosen from several.
+
+    Raises:
+        CheckpointError: the file ``latest`` names no folder inside.
+    """
     names = names_in(folder)
     steps = {
         int(match[1]): name
@@ -170,17 +169,6 @@ def _read_latest(folder: str) -> str:
     if not os.path.isdir(step):
         raise CheckpointError(f"names the folder {printable(name)!r}, which is absent", path=path)
     return step
-
-
-def _refuse_sequential(folder: str) -> None:
-    found = [name for name in names_in(folder) if _SEQUENTIAL_FILE.fullmatch(name)]
-    if found:
-        raise CheckpointError(
-            f"holds {found[0]} but no layer_NN-model_PP-model_states.pt: the sequential layout "
-            f"(all layers in one file per rank, pipe-parallel-size 0) is not read; convert it "
-            f"with GPT-NeoX's own tools, or save it with a pipeline size of 1 or more",
-            path=folder,
-        )
 
 
 def _open_layers(

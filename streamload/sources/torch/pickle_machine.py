@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeAlias
 
 from streamload.sources.torch.denied_globals import is_denied
@@ -40,10 +40,19 @@ class Machine:
         data: the pickle, from ``start``.
         file_bytes: the size of the whole file.
         legacy: of the format before the zip one.
+        inert: names that are data where this pickle's format has them, whatever else they can do.
     """
 
-    def __init__(self, data: bytes, start: int, file_bytes: int, legacy: bool) -> None:
+    def __init__(
+        self,
+        data: bytes,
+        start: int,
+        file_bytes: int,
+        legacy: bool,
+        inert: Collection[Global] = (),
+    ) -> None:
         self.legacy = legacy
+        self.inert = inert
         self.steps = _STEPS + int(_STEPS_PER_BYTE * file_bytes)
         self.built_bytes = _BUILT_BYTES + _BUILT_PER_BYTE * file_bytes
         self.data = data
@@ -122,7 +131,7 @@ class Machine:
         found = Global("builtins" if module == "__builtin__" else module, name)
         if is_known(found):
             self.stack.append(found)
-        elif is_denied(found.module, found.name):
+        elif found not in self.inert and is_denied(found.module, found.name):
             raise RefusedGlobal(f"it names {shown(found)}")
         else:
             self.stack.append(self.unknown.setdefault(found, Placeholder(found)))

@@ -40,16 +40,24 @@ class Pickled:
     unknown: Collection[Global]
 
 
-def read_pickle(data: bytes, start: int = 0, *, file_bytes: int, legacy: bool = False) -> Pickled:
+def read_pickle(
+    data: bytes,
+    start: int = 0,
+    *,
+    file_bytes: int,
+    legacy: bool = False,
+    inert: Collection[Global] = (),
+) -> Pickled:
     """The object pickled at ``data[start:]``; ``legacy`` of the format before the zip one.
 
     ``file_bytes`` is the size of the whole file, with the values: what may be built grows with it.
+    ``inert`` are names that are not refused: placeholders stand for them, as for any class.
 
     Raises:
         Malformed: damaged (Truncated: too short), or it names what may not be read
             (RefusedGlobal).
     """
-    machine = Machine(data, start, file_bytes, legacy)
+    machine = Machine(data, start, file_bytes, legacy, inert)
     try:
         result = machine.run(ACTIONS)
     except (IndexError, KeyError) as error:

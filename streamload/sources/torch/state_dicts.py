@@ -20,16 +20,16 @@ from streamload.sources.torch.pickle_records import (
 )
 
 # Keys that training scripts put the model's own state dict under.
-_WRAPPERS = ("state_dict", "model", "model_state_dict", "module")
+WRAPPERS = ("state_dict", "model", "model_state_dict", "module")
 # Keys that are such only if nothing beside them holds tensors: they are names of modules too.
 _LONE_WRAPPERS = frozenset(
     {"params", "net", "network", "weights", "model_state", "model_weights", "net_state_dict"}
     | {"generator", "discriminator", "student", "teacher", "netG", "G", "params_ema", "g_ema"}
 )
 # Keys whose tensors are never a model's weights, or not the weights asked for (moving averages).
-_TRAINING_STATE = re.compile(
+TRAINING_STATE = re.compile(
     r"ema(_model|_state_dict)?|(model|state_dict|params|g)_ema|(grad_|amp_)?scaler"
-    r"|(lr_)?schedulers?(_state_dict)?|optim(_\w+)?|\w*optimizers?\w*|rng_states?"
+    r"|train(ing|er)?_state|data_?loaders?|(lr_)?schedulers?(_state_dict)?|optim(_\w+)?|\w*optimizers?\w*|rng_states?"
 )
 _MAX_DEPTH = 16
 # Entries that are walked, and characters of dotted names; and how many more for each byte of the
@@ -115,7 +115,7 @@ def _choose(
     skipped: list[object] = [
         key
         for key, value in root.items()
-        if isinstance(key, str) and _TRAINING_STATE.fullmatch(key) and isinstance(value, dict)
+        if isinstance(key, str) and TRAINING_STATE.fullmatch(key) and isinstance(value, dict)
     ]
     holders = [key for key in root if isinstance(root[key], dict) and key not in skipped]
     holders = [key for key in holders if collector.has_tensor(root[key])]
@@ -166,7 +166,7 @@ def _wrappers(
     bare = not collector.has_tensor(root)
     keys = [
         key
-        for key in _WRAPPERS
+        for key in WRAPPERS
         if isinstance(root.get(key), dict) and (key in holders or (bare and not root[key]))
     ]
     if not keys and len(holders) == 1 and holders[0] in _LONE_WRAPPERS:

@@ -16,7 +16,7 @@ from streamload.sources.torch.zip_archive import inflated
 if TYPE_CHECKING:
     import torch
 
-    from streamload.sources.files import OpenFile
+    from streamload.sources.files import Readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,19 @@ class StoredTensor:
     def renamed(self, name: str) -> StoredTensor:
         """The same tensor, listed under another name."""
         return replace(self, spec=replace(self.spec, name=name))
+
+    def shifted(self, nbytes: int) -> StoredTensor:
+        """The same tensor, of an archive that begins so many bytes into its file."""
+
+        def later(extent: Extent) -> Extent:
+            return replace(extent, offset=extent.offset + nbytes)
+
+        extent = self.spec.extent
+        spec = replace(self.spec, extent=extent and later(extent))
+        if self.deflated is not None:
+            storage = replace(self.deflated, offset=self.deflated.offset + nbytes)
+            return replace(self, deflated=storage)
+        return replace(self, spec=spec, span=later(self.span))
 
 
 def place(
@@ -116,7 +129,7 @@ def place(
     return StoredTensor(spec, span, strides, record.conj, record.neg, swapped, deflated)
 
 
-def read_values(file: OpenFile, stored: StoredTensor) -> torch.Tensor:
+def read_values(file: Readable, stored: StoredTensor) -> torch.Tensor:
     """The tensor's values, contiguous, in memory of their own.
 
     Raises:
@@ -152,7 +165,7 @@ def read_values(file: OpenFile, stored: StoredTensor) -> torch.Tensor:
     return values.clone(memory_format=torch.contiguous_format)
 
 
-def _unpacked(file: OpenFile, stored: StoredTensor, storage: Region) -> bytearray:
+def _unpacked(file: Readable, stored: StoredTensor, storage: Region) -> bytearray:
     """The bytes of the tensor's span, out of its compressed storage."""
     assert storage.deflated_nbytes is not None
     packed = file.read(storage.offset, storage.deflated_nbytes)

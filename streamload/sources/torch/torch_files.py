@@ -16,7 +16,7 @@ from streamload.core.errors import CheckpointError, naming
 from streamload.core.specs import Catalog, Extent
 from streamload.core.wording import format_bytes, listed, plural, printable
 from streamload.sources.block_source import BlockSource, join_files, read_each
-from streamload.sources.files import OpenFile
+from streamload.sources.files import OpenFile, Readable
 from streamload.sources.recognise import SNIFFED_BYTES, describe_start
 from streamload.sources.torch.legacy_format import is_legacy, read_legacy
 from streamload.sources.torch.pickle_reader import (
@@ -155,7 +155,7 @@ def _read(file: OpenFile, prefix: str | None) -> TorchFile:
     legacy = is_legacy(start)
     if not legacy and not start.startswith(b"PK\3\4"):
         raise CheckpointError(_what_else(start))
-    pickled, regions, big_endian = (*read_legacy(file), False) if legacy else _read_zip(file)
+    pickled, regions, big_endian = (*read_legacy(file), False) if legacy else read_zip(file)
     weights, notices, beside = find_weights(pickled.value, prefix, file_bytes=file.size_bytes)
     if pickled.unknown:
         notices.append(
@@ -208,7 +208,12 @@ def _check_values(tensors: Mapping[str, StoredTensor], file_bytes: int) -> None:
         )
 
 
-def _read_zip(file: OpenFile) -> tuple[Pickled, Mapping[str, Region], bool]:
+def read_zip(file: Readable) -> tuple[Pickled, Mapping[str, Region], bool]:
+    """The object in a file of ``torch.save``, where its storages are, and if they are big-endian.
+
+    Raises:
+        CheckpointError, Malformed: not such a file, or a damaged one.
+    """
     archive = read_archive(file)
     folder = _torch_folder(archive)
     # All of them, as torch does: a damaged directory may have hidden what it no longer lists.

@@ -89,17 +89,24 @@ class _Parts:
         self._readers: dict[int, Reader] = {}
         self._wholes: dict[int, torch.Tensor] = {}
 
-    def read(self, part: int, start: int, stop: int) -> torch.Tensor:
+    def _reader(self, part: int) -> Reader:
         reader = self._readers.get(part)
         if reader is None:
             inner = self.scratch.inner(part)
             reader = self._readers[part] = Reader(self._source, self._specs[part], inner)
+        return reader
+
+    def read(self, part: int, start: int, stop: int) -> torch.Tensor:
+        reader = self._reader(part)
         if reader.held is not None:
             return reader.held[start:stop]
         dtype = torch_dtype(self._specs[part].dtype)
         values = self.scratch.elements(("part", part), stop - start, dtype)
         reader(start, stop, bytes_of(values))
         return values
+
+    def fill(self, part: int, start: int, stop: int, out: torch.Tensor) -> None:
+        self._reader(part)(start, stop, bytes_of(out))
 
     def whole(self, part: int) -> torch.Tensor:
         if part not in self._wholes:

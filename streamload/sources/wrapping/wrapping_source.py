@@ -33,6 +33,10 @@ class WrappingSource(Source):
         kept = {name: spec for name, spec in inner.catalog.items() if name not in hidden}
         self.catalog = replace(inner.catalog, tensors={**kept, **self.own})
 
+    @property
+    def files(self) -> Collection[str]:
+        return self.inner.files
+
     def below(self, name: str) -> Source:
         return self.inner if name in self.own else self.inner.below(name)
 

@@ -1,0 +1,1 @@
+"""Parts that belong together: tensors in pieces, and the files that hold them."""
