@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import torch
@@ -32,7 +33,7 @@ def decode(encoding: Scaled, parts: Parts, start: int, stop: int, out: torch.Ten
     if factor != 1:
         scaled = scales * factor
         # The product is the same as long as the factor itself takes no scale out of range.
-        if bool(torch.isfinite(scaled).all()):
+        if float(scaled.max()) < math.inf:
             scales = scaled
         else:
             values.mul_(factor)
@@ -69,8 +70,8 @@ def each_block(values: torch.Tensor, grid: torch.Tensor, across: int, do: object
 
 def _of_rows(encoding: Scaled, grid: torch.Tensor, first: int, last: int) -> torch.Tensor:
     """The rows of ``grid`` that the rows of numbers from ``first`` to ``last`` take."""
-    if encoding.block[0] == 1:
-        return grid
+    if grid.shape[0] in (1, last - first) and (grid.shape[0] == 1 or encoding.block[0] == 1):
+        return grid.expand(last - first, -1)
     rows = torch.arange(first, last)
     at = rows // encoding.rows * encoding.grid[0] + rows % encoding.rows // encoding.block[0]
     return grid.index_select(0, at.sub_(encoding.scale_row(first)))
