@@ -20,7 +20,7 @@ from streamload.sources.safetensors.safetensors_files import open_safetensors
 
 _LOOKED_FOR = (
     "model.safetensors.index.json, one .safetensors file, pytorch_model.bin(.index.json), "
-    "one .bin/.pt/.pth/.ckpt file, or layer_NN-model_PP-model_states.pt files"
+    "one .bin/.pt/.pth/.ckpt/.gguf file, or layer_NN-model_PP-model_states.pt files"
 )
 
 
@@ -28,8 +28,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Source:
     """Open a checkpoint: headers are read, no tensor is.
 
     Args:
-        path: a safetensors, .pt or .bin file, an ``*.index.json``, a folder that holds one of
-            these, a folder of raw GPT-NeoX partitions, or ``hf:ORG/NAME[@REVISION]`` in the local
+        path: a safetensors, .pt, .bin or GGUF file, an ``*.index.json``, a folder that holds one
+            of these, a folder of raw GPT-NeoX partitions, or ``hf:ORG/NAME[@REVISION]`` in the local
             hub cache.
 
     Returns:
@@ -87,7 +87,7 @@ def _open_folder(
 
     names = [name for name in names_in(folder) if not name.startswith(".")]
     files = [name for name in names if not os.path.isdir(os.path.join(folder, name))]
-    for endings in ((".safetensors",), TORCH_ENDINGS, (".ckpt",)):
+    for endings in ((".safetensors",), TORCH_ENDINGS, (".ckpt",), (".gguf",)):
         with naming(folder):
             chosen = choose_files(files, endings)
         if chosen is not None and chosen[0].lower().endswith(".index.json"):
@@ -140,6 +140,10 @@ def _open_files(
         start = file.read(0, min(SNIFFED_BYTES, file.size_bytes))
     # The length before a safetensors header may begin with any byte, a pickle's 0x80 included.
     looks_safe = start[8:9] == b"{"
+    if start.startswith(b"GGUF"):  # as a length it is more than a header may have
+        from streamload.sources.gguf.gguf_files import open_gguf
+
+        return open_gguf(paths, given=given)
     # A pickle's second byte is its protocol; 8 bytes and less are a header's length, cut short.
     is_pickle = start[:1] == b"\x80" and start[1:2] in (b"\1", b"\2", b"\3", b"\4", b"\5")
     is_torch = not looks_safe and (

@@ -16,7 +16,8 @@ _PARTITION = re.compile(
     r"(layer_\d+-model_\d+-model_states|mp_rank_\d+_model_states|(bf16_|fp16_)?zero_pp_.*)\.pt"
 )
 # How the names of files begin that stand beside weights and are none.
-NOT_WEIGHTS = ("adapter_", "optimizer", "training_args", "scheduler", "rng_state")
+# (``mmproj``: llama.cpp's vision projectors.)
+NOT_WEIGHTS = ("adapter_", "optimizer", "training_args", "scheduler", "rng_state", "mmproj")
 _VARIANT = re.compile(r"\.(fp16|bf16|fp32|fp8|int8|non_ema|ema)[.-]", re.IGNORECASE)
 # Best first.
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")

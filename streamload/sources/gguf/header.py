@@ -133,12 +133,9 @@ def _with_tensors(
         seen.add(name)
         if fault:
             problems.append((name, fault))
-    if problems:
-        refuse(
-            (f"tensor {name!r}: {fault}" for name, fault in problems),
-            path=file.path,
-            tensor=problems[0][0] if len(problems) == 1 else None,
-        )
+    if len(problems) == 1:
+        raise CheckpointError(problems[0][1], path=file.path, tensor=problems[0][0])
+    refuse((f"tensor {name!r}: {fault}" for name, fault in problems), path=file.path)
     _check_quantization(metadata, tensors)
     spare = file.size_bytes - max(end, min(start + expected, file.size_bytes))
     return Header(file.path, metadata, tensors, spare)
