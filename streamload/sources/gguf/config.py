@@ -95,6 +95,8 @@ def _llama(metadata: Metadata, kind: str, shapes: Mapping[str, Shape]) -> dict[s
         "rope_theta": 10000.0 if theta is None else _nearest(theta),
         "rope_scaling": _scaling(metadata, kind),
     }
+    if kind == "qwen2" and size == width // heads:  # no field of its configuration
+        del config["head_dim"]
     if kind in ("llama", "qwen3"):
         config["attention_bias"] = _has(shapes, "attn_output.bias", "attn_q.bias")
     if kind == "llama":
@@ -150,7 +152,8 @@ def _scaled(metadata: Metadata, config: Mapping[str, Any], factors: bytes) -> di
             "scales the rotary frequencies by its keys and by rope_freqs.weight", path=metadata.path
         )
     values = struct.unpack(f"<{len(factors) // 4}f", factors)
-    expected = config["head_dim"] // 2
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    expected = size // 2
     if len(values) != expected:
         raise CheckpointError(
             f"has {len(values)} factors, expected {expected}, one for each pair of a head",
