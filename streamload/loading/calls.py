@@ -70,7 +70,7 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
     pause = without_collections(_MANY if settings.maps else 0)
     with pause, open_layers(path, settings.layers, settings.prefix) as source:
         model, config, job = build(source, settings)
-        generation, notices = generation_settings(source.path, config)
+        generation, notices = generation_settings(source, config)
         finished = run(job)
         commit(model, finished.plan, finished.loaded)
     report = replace(finished.report, notices=(*finished.report.notices, *notices))

@@ -23,6 +23,8 @@ _LOOKED_FOR = (
     "one .bin/.pt/.pth/.ckpt/.gguf file, or layer_NN-model_PP-model_states.pt files"
 )
 
+_GGUF = b"GGUF"
+
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Source:
     """Open a checkpoint: headers are read, no tensor is.
@@ -61,6 +63,19 @@ def open_layers(
         raise CheckpointError(
             str(error), path=given, tensor=error.tensor, problems=error.problems
         ) from error
+
+
+def may_hold_companions(path: str | os.PathLike[str]) -> bool:
+    """False where small files can only lie beside a checkpoint's own; by names and first bytes."""
+    given = os.fsdecode(path)
+    try:
+        real = find_in_hub_cache(given) if is_hub_name(given) else given
+        if os.path.isdir(real):
+            return any(name.lower().endswith(".gguf") for name in names_in(real))
+        with OpenFile(real) as file:
+            return file.size_bytes >= len(_GGUF) and file.read(0, len(_GGUF)) == _GGUF
+    except CheckpointError:
+        return False  # who opens it is told why
 
 
 def _open_path(real: str, given: str, layers: frozenset[int] | None, prefix: str | None) -> Source:
@@ -140,7 +155,7 @@ def _open_files(
         start = file.read(0, min(SNIFFED_BYTES, file.size_bytes))
     # The length before a safetensors header may begin with any byte, a pickle's 0x80 included.
     looks_safe = start[8:9] == b"{"
-    if start.startswith(b"GGUF"):  # as a length it is more than a header may have
+    if start.startswith(_GGUF):  # as a length it is more than a header may have
         from streamload.sources.gguf.gguf_files import open_gguf
 
         return open_gguf(paths, given=given)

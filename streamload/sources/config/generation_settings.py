@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError
+from streamload.sources.base import Source
 from streamload.sources.hub import folder_of
-from streamload.sources.small_files import read_object
+from streamload.sources.small_files import loads_strictly, read_object
 
 _FILE = "generation_config.json"
 # What older checkpoints say of it in config.json, before there was a file of its own.
@@ -19,18 +20,21 @@ _IN_CONFIG = (
 
 
 def generation_settings(
-    path: str, config: Mapping[str, Any]
+    source: Source, config: Mapping[str, Any]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The settings for the checkpoint at ``path``, and a notice if its own file is damaged.
+    """The settings for a checkpoint, and a notice if its own file is damaged.
 
     Args:
-        path: as the user gave it.
+        source: the open checkpoint.
         config: as in ``config.json``; it fills what the other file leaves open.
     """
     notices: tuple[str, ...] = ()
     own: dict[str, Any] = {}
     try:
-        own = read_object(os.path.join(folder_of(path), _FILE))
+        if _FILE in source.companions:
+            own = loads_strictly(source.companion(_FILE))
+        else:
+            own = read_object(os.path.join(folder_of(source.path), _FILE))
     except CheckpointNotFoundError:
         pass
     except CheckpointError as error:

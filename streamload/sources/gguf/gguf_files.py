@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamload.core.errors import CheckpointError, refuse
 from streamload.core.specs import Catalog, TensorSpec
-from streamload.core.wording import printable
+from streamload.core.wording import plural, printable
 from streamload.sources.block_source import BlockSource, join_files, read_each
 from streamload.sources.files import OpenFile
 from streamload.sources.folders import PART_OF, refuse_missing
@@ -24,12 +24,14 @@ from streamload.sources.gguf.header import Header, StoredTensor, read_header
 from streamload.sources.gguf.metadata import Metadata, shown
 from streamload.sources.gguf.names import ARCHITECTURES
 from streamload.sources.gguf.published import ROTARY_FACTORS, published_specs
-from streamload.sources.gguf.tokenizer import tokenizer_files
+from streamload.sources.gguf.tokenizer import has_tokenizer, tokenizer_config, tokenizer_json
 from streamload.sources.small_files import dumped
 
 if TYPE_CHECKING:
     import torch
 
+_GENERATION, _TOKENIZER = "generation_config.json", ("tokenizer.json", "tokenizer_config.json")
+_MOST_PARTS = 10_000
 _COUNT, _NUMBER, _TENSORS = "split.count", "split.no", "split.tensors.count"
 
 
@@ -79,10 +81,11 @@ class GgufSource(BlockSource):
         specs = published_specs(self._metadata, tensors)
         texts = {key: shown(value) for key, value in headers[0].metadata.items()}
         self.catalog = Catalog(specs, texts, notices)
-
-    @property
-    def default_dtype(self) -> str:
-        return "BF16" if any(not t.type.plain for t in self._tensors.values()) else ""
+        if any(not tensor.type.plain for tensor in tensors.values()):
+            self.default_dtype = "BF16"
+        self.companions = (_GENERATION,)
+        if has_tokenizer(self._metadata):
+            self.companions += _TOKENIZER
 
     def tensor(self, name: str) -> torch.Tensor:
         from streamload.sources.wrapping.reader import values_of
@@ -120,31 +123,26 @@ class GgufSource(BlockSource):
         self.read_into(found.extent, memoryview(data), tensor=ROTARY_FACTORS)
         return bytes(data)
 
-    def companions(self) -> dict[str, bytes]:
-        files = dict(tokenizer_files(self._metadata))
-        if ids := {key: at for key, at in token_ids(self._metadata).items() if at is not None}:
-            files["generation_config.json"] = dumped(ids)
-        return files
+    def companion(self, name: str) -> bytes:
+        if name not in self.companions:
+            raise KeyError(name)
+        if name == _GENERATION:
+            ids = token_ids(self._metadata)
+            return dumped({key: at for key, at in ids.items() if at is not None})
+        make = tokenizer_json if name == _TOKENIZER[0] else tokenizer_config
+        return make(self._metadata)
 
 
 def _whole_set(path: str) -> list[str]:
-    """All parts of the set that the file is of, by its own word and its name."""
-    with OpenFile(path) as file:
-        header = read_header(file)
-    count = Metadata(path, header.metadata).whole(_COUNT)
-    if count is None or count <= 1:
-        return [path]
+    """All parts of the set that the file is of by its name, if it has others beside it."""
     folder, name = os.path.split(path)
     match = PART_OF.fullmatch(name)
-    if match is None or int(match["count"]) != count:
-        raise CheckpointError(
-            f"is one of {count} parts ({_COUNT}), and its name does not say which: expected "
-            f"NAME-00001-of-{count:05d}.gguf",
-            path=path,
-        )
+    if match is None or int(match["count"]) <= 1:
+        return [path]
+    count = int(match["count"])
     names = [
         f"{match['stem']}-{part:05d}-of-{match['count']}{match['ending']}"
-        for part in range(1, count + 1)
+        for part in range(1, min(count, _MOST_PARTS) + 1)
     ]
     absent = [one for one in names if not os.path.exists(os.path.join(folder, one))]
     refuse_missing(absent, count)
@@ -153,15 +151,18 @@ def _whole_set(path: str) -> list[str]:
 
 def _check_set(headers: Sequence[Header], given: str) -> None:
     """Parts must be as many, and in the order, that they say themselves."""
-    if len(headers) == 1:
-        return
     problems = []
     for at, header in enumerate(headers):
         metadata = Metadata(header.path, header.metadata)
-        found = metadata.whole(_COUNT), metadata.whole(_NUMBER)
-        if found != (len(headers), at):
+        count, number = metadata.whole(_COUNT), metadata.whole(_NUMBER)
+        if len(headers) == 1 and count is not None and count > 1:
             problems.append(
-                f"{header.path}: {_COUNT} is {found[0]} and {_NUMBER} is {found[1]}, expected "
+                f"is part {number} of {count} ({_COUNT}), but its name is not like "
+                f"NAME-00001-of-{count:05d}.gguf, by which the others are found"
+            )
+        elif len(headers) > 1 and (count, number) != (len(headers), at):
+            problems.append(
+                f"{header.path}: {_COUNT} is {count} and {_NUMBER} is {number}, expected "
                 f"{len(headers)} and {at}"
             )
     refuse(problems, path=given)
@@ -169,5 +170,5 @@ def _check_set(headers: Sequence[Header], given: str) -> None:
     expected, count = first.whole(_TENSORS), sum(len(header.tensors) for header in headers)
     if expected is not None and expected != count:
         raise CheckpointError(
-            f"{_TENSORS} is {expected}, but the {len(headers)} parts hold {count}", path=given
+            f"{_TENSORS} is {expected}, but {plural(len(headers), 'file')} hold {count}", path=given
         )

@@ -6,7 +6,6 @@ Source of the conventions: llama.cpp's ``llama-vocab.cpp`` for what the keys mea
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,9 +13,9 @@ from streamload.core.errors import CheckpointError
 from streamload.sources.gguf.merges import merges_by_score
 from streamload.sources.gguf.metadata import Metadata
 from streamload.sources.gguf.splitting import normalizer_of, splitting, takes_whole_words
-from streamload.sources.small_files import loads_strictly
+from streamload.sources.small_files import dumped, loads_strictly
 
-_KEY = "tokenizer.ggml."
+_KEY, _WHOLE = "tokenizer.ggml.", "tokenizer.huggingface.json"
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 _ROLES = {
@@ -27,32 +26,30 @@ _ROLES = {
 }
 
 
-def tokenizer_files(metadata: Metadata) -> dict[str, bytes]:
-    """``tokenizer.json`` and ``tokenizer_config.json``; none if the file has no tokenizer.
+def has_tokenizer(metadata: Metadata) -> bool:
+    """False for a file without one."""
+    kind = metadata.text(f"{_KEY}model")
+    return metadata.has(_WHOLE) or kind not in (None, "no_vocab", "none")
+
+
+def tokenizer_json(metadata: Metadata) -> bytes:
+    """``tokenizer.json``.
 
     Raises:
-        CheckpointError: there is one of a kind that is not known, or it contradicts itself.
+        CheckpointError: the tokenizer is of a kind that is not known, or contradicts itself.
     """
-    whole = metadata.text("tokenizer.huggingface.json")
-    kind = metadata.text(f"{_KEY}model")
-    if whole is None and kind in (None, "no_vocab", "none"):
-        return {}
-    files = {"tokenizer_config.json": _dumped(_configuration(metadata))}
-    if whole is not None:
+    if (whole := metadata.text(_WHOLE)) is not None:
         try:
             loads_strictly(whole.encode())
         except ValueError as error:
-            text = f"'tokenizer.huggingface.json' is not valid JSON: {error}"
-            raise CheckpointError(text, path=metadata.path) from error
-        return {"tokenizer.json": whole.encode(), **files}
-    vocabulary = _Vocabulary(metadata)
+            raise CheckpointError(f"{_WHOLE!r} is not valid JSON: {error}", path=metadata.path) from error
+        return whole.encode()
+    vocabulary, kind = _Vocabulary(metadata), metadata.text(f"{_KEY}model")
     if kind == "gpt2":
-        made = _byte_level(vocabulary)
-    elif kind == "llama":
-        made = _sentence_piece(vocabulary)
-    else:
-        raise metadata.fault(f"{_KEY}model", "gpt2 or llama: no other tokenizer is made of its keys")
-    return {"tokenizer.json": _dumped(made), **files}
+        return dumped(_byte_level(vocabulary))
+    if kind == "llama":
+        return dumped(_sentence_piece(vocabulary))
+    raise metadata.fault(f"{_KEY}model", "gpt2 or llama: no other tokenizer is made of its keys")
 
 
 class _Vocabulary:
@@ -243,7 +240,7 @@ def _token(vocabulary: _Vocabulary, at: int) -> str:
     return vocabulary.tokens[at]
 
 
-def _configuration(metadata: Metadata) -> dict[str, Any]:
+def tokenizer_config(metadata: Metadata) -> bytes:
     """``tokenizer_config.json``."""
     tokens = metadata.texts(f"{_KEY}tokens") or ()
     config: dict[str, Any] = {
@@ -259,8 +256,4 @@ def _configuration(metadata: Metadata) -> dict[str, Any]:
         config["model_max_length"] = length
     if template := metadata.text("tokenizer.chat_template"):
         config["chat_template"] = template
-    return config
-
-
-def _dumped(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode("utf-8") + b"\n"
+    return dumped(config)

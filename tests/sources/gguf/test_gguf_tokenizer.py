@@ -16,7 +16,7 @@ from streamload.core.errors import CheckpointError
 from streamload.sources.files import OpenFile
 from streamload.sources.gguf.header import read_header
 from streamload.sources.gguf.metadata import Metadata
-from streamload.sources.gguf.tokenizer import tokenizer_files
+from streamload.sources.gguf.tokenizer import has_tokenizer, tokenizer_config, tokenizer_json
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",
@@ -60,7 +60,7 @@ def written(path: Any, tokens: Sequence[str], types: Sequence[int], **values: An
 
 
 def built(metadata: Metadata) -> Any:
-    return tokenizers.Tokenizer.from_str(tokenizer_files(metadata)["tokenizer.json"].decode())
+    return tokenizers.Tokenizer.from_str(tokenizer_json(metadata).decode())
 
 
 def trained(pre: Any, *, normalizer: Any = None) -> Any:
@@ -229,30 +229,30 @@ def test_configuration_of_the_tokenizer(tmp_path, sentence_piece):
         tmp_path / "x.gguf", tokens, piece_types(sentence_piece), model="llama", scores=scores,
         bos=1, eos=2, unk=0, template="{{ messages }}",
     )  # fmt: skip
-    files = tokenizer_files(metadata)
-    config = json.loads(files["tokenizer_config.json"])
+    config = json.loads(tokenizer_config(metadata))
     assert (config["bos_token"], config["eos_token"]) == ("<s>", "</s>")
     assert config["chat_template"] == "{{ messages }}"
     transformers = pytest.importorskip("transformers")
-    for name, data in files.items():
-        (tmp_path / name).write_bytes(data)
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer_json(metadata))
+    (tmp_path / "tokenizer_config.json").write_bytes(tokenizer_config(metadata))
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in TEXTS[:-1]:
         assert theirs(text)["input_ids"] == built(metadata).encode(text).ids
 
 
-def test_a_whole_tokenizer_json_in_the_file(tmp_path):
+def test_a_whole_tokenizer_json_in_the_file():
     made = trained(BYTE_LEVEL["gpt-2"]())
     metadata = Metadata("x", {"tokenizer.huggingface.json": made.to_str()})
     assert built(metadata).encode(TEXTS[0]).ids == made.encode(TEXTS[0]).ids
     with pytest.raises(CheckpointError, match=r"huggingface.json' is not valid JSON"):
-        tokenizer_files(Metadata("x", {"tokenizer.huggingface.json": "{"}))
+        tokenizer_json(Metadata("x", {"tokenizer.huggingface.json": "{"}))
 
 
-def test_no_tokenizer_is_none(tmp_path):
-    assert tokenizer_files(Metadata("x", {})) == {}
-    assert tokenizer_files(Metadata("x", {"tokenizer.ggml.model": "no_vocab"})) == {}
+def test_no_tokenizer_is_none():
+    assert not has_tokenizer(Metadata("x", {}))
+    assert not has_tokenizer(Metadata("x", {"tokenizer.ggml.model": "no_vocab"}))
+    assert has_tokenizer(Metadata("x", {"tokenizer.ggml.model": "bert"}))
 
 
 BASE: dict[str, Any] = {"model": "gpt2", "pre": "gpt-2", "merges": ["a b"]}
@@ -271,13 +271,13 @@ FAULTS: dict[str, tuple[Mapping[str, Any], str]] = {
 def test_faults_are_refused_by_name(tmp_path, fault):
     values, said = FAULTS[fault]
     with pytest.raises(CheckpointError) as info:
-        tokenizer_files(written(tmp_path / "x.gguf", ["a", "b", "ab"], [1, 1, 1], **dict(values)))
+        tokenizer_json(written(tmp_path / "x.gguf", ["a", "b", "ab"], [1, 1, 1], **dict(values)))
     assert said in str(info.value)
     assert "x.gguf" in str(info.value)
 
 
 def test_a_token_without_end_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="2000 characters"):
-        tokenizer_files(
+        tokenizer_json(
             written(tmp_path / "x.gguf", ["a" * 2000, "b"], [1, 1], model="llama", scores=[0.0, 1.0])
         )
