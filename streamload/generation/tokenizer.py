@@ -59,7 +59,9 @@ class Tokenizer:
         self.path = files[0] if path is None else path
         size = sum(map(os.path.getsize, files))
         if size > _MAX_BYTES:
-            raise CheckpointError(f"has {size} bytes, expected at most {_MAX_BYTES}", path=self.path)
+            raise CheckpointError(
+                f"has {size} bytes, expected at most {_MAX_BYTES}", path=self.path
+            )
         self._lock = threading.Lock()
         self._child = subprocess.Popen(
             [sys.executable, "-I", "-c", _CHILD.format(path=sys.path)],

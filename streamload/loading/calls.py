@@ -24,6 +24,7 @@ from streamload.module.commit import OnAssign, commit
 from streamload.planning.explaining import scale_notices
 from streamload.planning.records import Plan
 from streamload.sources.base import Source
+from streamload.sources.config.generation_settings import GENERATION_FILE as _SETTINGS
 from streamload.sources.config.generation_settings import generation_settings
 from streamload.sources.detect import open_layers
 from streamload.system.gc_pause import without_collections
@@ -70,7 +71,8 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
     pause = without_collections(_MANY if settings.maps else 0)
     with pause, open_layers(path, settings.layers, settings.prefix) as source:
         model, config, job = build(source, settings)
-        generation, notices = generation_settings(source, config)
+        held = source.companion(_SETTINGS) if _SETTINGS in source.companions else None
+        generation, notices = generation_settings(source.path, config, held)
         finished = run(job)
         commit(model, finished.plan, finished.loaded)
     report = replace(finished.report, notices=(*finished.report.notices, *notices))

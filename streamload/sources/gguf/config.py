@@ -163,9 +163,7 @@ def _scaled(metadata: Metadata, config: Mapping[str, Any], factors: bytes) -> di
     try:
         return llama3_scaling(values, config["rope_theta"])
     except ValueError as error:
-        raise CheckpointError(
-            str(error), path=metadata.path, tensor="rope_freqs.weight"
-        ) from error
+        raise CheckpointError(str(error), path=metadata.path, tensor="rope_freqs.weight") from error
 
 
 def _vocabulary(metadata: Metadata, kind: str, shapes: Mapping[str, Shape]) -> int:

@@ -116,7 +116,8 @@ class GgufSource(BlockSource):
             return None
         if found.type.name != "F32":
             raise CheckpointError(
-                f"is of type {found.type.name}, expected F32", path=found.extent.file,
+                f"is of type {found.type.name}, expected F32",
+                path=found.extent.file,
                 tensor=ROTARY_FACTORS,
             )
         data = bytearray(found.extent.nbytes)

@@ -125,9 +125,7 @@ def _with_tensors(
             if offset != expected:
                 fault = f"starts at byte {offset} of the data, expected byte {expected}"
             elif end > file.size_bytes:
-                fault = (
-                    f"ends at byte {end}, but the file has {file.size_bytes} bytes: cut short"
-                )
+                fault = f"ends at byte {end}, but the file has {file.size_bytes} bytes: cut short"
             tensors[name] = made
             expected = -(-(offset + made.extent.nbytes) // alignment) * alignment
         seen.add(name)
@@ -167,9 +165,7 @@ def _info(data: HeaderBytes) -> tuple[str, Shape, int, int]:
     return name, dims, data.u32(what), data.u64(what)
 
 
-def _tensor(
-    file: OpenFile, name: str, dims: Shape, number: int, offset: int
-) -> StoredTensor | str:
+def _tensor(file: OpenFile, name: str, dims: Shape, number: int, offset: int) -> StoredTensor | str:
     """The tensor, or what is wrong with it by itself."""
     kind = block_type(number)
     if isinstance(kind, str):
@@ -190,9 +186,7 @@ def _tensor(
     return StoredTensor(name, kind, shape, Extent(file.path, offset, nbytes))
 
 
-def _check_quantization(
-    metadata: Mapping[str, Value], tensors: Mapping[str, StoredTensor]
-) -> None:
+def _check_quantization(metadata: Mapping[str, Value], tensors: Mapping[str, StoredTensor]) -> None:
     version = metadata.get("general.quantization_version", _QUANTIZATION_VERSION)
     if version == _QUANTIZATION_VERSION or all(t.type.plain for t in tensors.values()):
         return

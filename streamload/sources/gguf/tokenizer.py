@@ -42,7 +42,9 @@ def tokenizer_json(metadata: Metadata) -> bytes:
         try:
             loads_strictly(whole.encode())
         except ValueError as error:
-            raise CheckpointError(f"{_WHOLE!r} is not valid JSON: {error}", path=metadata.path) from error
+            raise CheckpointError(
+                f"{_WHOLE!r} is not valid JSON: {error}", path=metadata.path
+            ) from error
         return whole.encode()
     vocabulary, kind = _Vocabulary(metadata), metadata.text(f"{_KEY}model")
     if kind == "gpt2":

@@ -57,7 +57,14 @@ def test_as_written_and_as_transformers_reads_it(tmp_path, which):
     ours = AutoConfig.for_model(**found).to_dict()
     # Left out: what transformers makes of the file's name, keys it takes for fields of GPT-2, and
     # float32 numbers, which it does not round to the decimals they were.
-    for key in ("_name_or_path", "_model_name_or_path", "architectures", "n_ctx", "feed_forward_length", "n_positions"):
+    for key in (
+        "_name_or_path",
+        "_model_name_or_path",
+        "architectures",
+        "n_ctx",
+        "feed_forward_length",
+        "n_positions",
+    ):
         theirs.pop(key, None)
         ours.pop(key, None)
     for key in ("rms_norm_eps", "layer_norm_epsilon"):
@@ -179,7 +186,11 @@ FAULTS: dict[str, tuple[dict[str, Value], bytes | None, str]] = {
     "heads of layers": (base(llama__attention__head_count=[4, 2]), None, "one number for all"),
     "no heads": (base(llama__attention__head_count=0), None, "at least 1"),
     "experts": (base(llama__expert_count=8), None, "llama.expert_count"),
-    "parts of heads": (base(llama__rope__dimension_count=2), None, "expected 4, the size of a head"),
+    "parts of heads": (
+        base(llama__rope__dimension_count=2),
+        None,
+        "expected 4, the size of a head",
+    ),
     "scaling": (base(llama__rope__scaling__type="longrope"), None, "none, linear or yarn"),
     "no factor": (base(llama__rope__scaling__type="yarn"), None, "llama.rope.scaling.factor"),
     "epsilon": (base(llama__attention__layer_norm_rms_epsilon=float("nan")), None, "a finite"),

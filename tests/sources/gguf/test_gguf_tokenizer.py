@@ -279,5 +279,7 @@ def test_faults_are_refused_by_name(tmp_path, fault):
 def test_a_token_without_end_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="2000 characters"):
         tokenizer_json(
-            written(tmp_path / "x.gguf", ["a" * 2000, "b"], [1, 1], model="llama", scores=[0.0, 1.0])
+            written(
+                tmp_path / "x.gguf", ["a" * 2000, "b"], [1, 1], model="llama", scores=[0.0, 1.0]
+            )
         )
