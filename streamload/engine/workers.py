@@ -8,12 +8,14 @@ from collections.abc import Callable
 import torch
 
 from streamload.core.errors import CheckpointError
+from streamload.decoding.scratch import Scratch
 from streamload.engine.groups import GroupFeed
-from streamload.engine.jobs import Job, JobQueue, Reader
+from streamload.engine.jobs import Job, JobQueue
 from streamload.engine.lanes.base import Lane, LaneWorker
 from streamload.engine.threads import use_one_torch_thread
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
+from streamload.sources.wrapping.reader import Reader
 from streamload.system.thread_end import end_thread
 
 _POLL_S = 0.05
@@ -93,7 +95,7 @@ class WorkerPool:
     def _work(self) -> None:
         try:
             use_one_torch_thread()
-            worker = self._lane.worker()
+            worker, scratch = self._lane.worker(), Scratch()
             try:
                 with torch.no_grad():
                     while not self._stop.is_set():
@@ -102,7 +104,7 @@ class WorkerPool:
                             self._source.prefetch(extent)
                         if job is None or not self._feed.admit(job):
                             return
-                        self._carry(job, worker)
+                        self._carry(job, worker, scratch)
             finally:
                 worker.close()
         except BaseException as error:
@@ -115,8 +117,8 @@ class WorkerPool:
                 self._at_work -= 1
                 self._news.notify()
 
-    def _carry(self, job: Job, worker: LaneWorker) -> None:
-        read = Reader(self._source, job.spec)
+    def _carry(self, job: Job, worker: LaneWorker, scratch: Scratch) -> None:
+        read = Reader(self._source, job.spec, scratch)
         dtype = torch_dtype(job.spec.dtype)
         try:
             for chunk in job.chunks:
@@ -129,8 +131,8 @@ class WorkerPool:
                     str(error), path=job.spec.file, tensor=job.spec.name
                 ) from error
             raise
-        if self._release and job.extent is not None:
-            self._source.release(job.extent)
+        for extent in job.extents if self._release else ():
+            self._source.release(extent)
         if self._feed.done(job):
             with self._news:
                 self._has_news = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from streamload.core.encoding import staging_bytes as decoding_bytes
 from streamload.core.options import Settings
 from streamload.core.report import MemoryReport
 from streamload.core.specs import TensorSpec
@@ -19,7 +20,7 @@ def needed_memory(
     """Bytes of all new tensors in host memory, and of the buffers beside them.
 
     The buffers are a chunk for each worker, a staged matrix each where one is transposed, tensors
-    that can only be read whole, and the ring if anything goes to a device.
+    that can only be read whole, what decoding takes, and the ring if anything goes to a device.
     """
     new_bytes = ring = largest = turned = whole = 0
     for tensor in tensors:
@@ -35,7 +36,10 @@ def needed_memory(
         for name in tensor.sources:
             spec = stored[name]
             largest = max(largest, spec.nbytes)
-            whole = max(whole, spec.nbytes if spec.extent is None else 0)
+            if spec.encoding is not None:
+                whole = max(whole, decoding_bytes(spec))
+            elif spec.extent is None:
+                whole = max(whole, spec.nbytes)
     chunk, panel = min(options.chunk_bytes, largest), min(options.staging_bytes, turned)
     staging_bytes = ring + options.workers * (chunk + panel + whole)
     return MemoryReport(needed_bytes=new_bytes + staging_bytes, staging_bytes=staging_bytes)

@@ -9,8 +9,8 @@ from typing import Protocol, TypeAlias
 import torch
 
 from streamload.engine.chunks import Chunk
-from streamload.engine.jobs import Reader
 from streamload.planning.records import PlannedTensor
+from streamload.sources.wrapping.reader import Reader
 
 # What a destination holds before it has memory, and after it was handed on.
 NO_MEMORY = torch.empty(0, dtype=torch.uint8, device="cpu")

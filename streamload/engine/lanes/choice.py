@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 
 from streamload.engine.chunks import Chunk, Part
-from streamload.engine.jobs import Reader
 from streamload.engine.lanes.base import Destinations, Lane, LaneWorker
 from streamload.engine.lanes.cpu import CpuLane, PagedCpuLane
 from streamload.engine.lanes.device import DeviceLane, PlainOps
 from streamload.engine.lanes.ring import SLOT_BYTES
 from streamload.planning.records import PlannedTensor
+from streamload.sources.wrapping.reader import Reader
 
 _LEAST_SLOT_BYTES = 64 << 10
 

@@ -10,31 +10,17 @@ import torch
 
 from streamload.core.errors import CheckpointError
 from streamload.core.specs import numel
+from streamload.decoding.scratch import Buffer
 from streamload.engine.casts import can_overflow, count_overflows, overflowed
 from streamload.engine.chunks import Chunk, Part
-from streamload.engine.jobs import Reader
 from streamload.engine.lanes.base import Destination
 from streamload.planning.records import PlannedTensor
 from streamload.sources.blocks import torch_dtype
+from streamload.sources.wrapping.reader import Reader
 from streamload.system.pages import empty_pages, populate
 
 # Held while a destination's count is raised: several workers write one tensor.
 _COUNTING = threading.Lock()
-
-
-class Buffer:
-    """Bytes that are reused from block to block; grown, never shrunk."""
-
-    def __init__(self) -> None:
-        self._bytes = torch.empty(0, dtype=torch.uint8)
-
-    def elements(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat tensor of ``count`` elements over the buffer, contents as they were."""
-        nbytes = count * dtype.itemsize
-        if self._bytes.numel() < nbytes:
-            self._bytes = torch.empty(0, dtype=torch.uint8)  # let the old one go first
-            self._bytes = empty_pages((nbytes,), torch.uint8)
-        return self._bytes[:nbytes].view(dtype)
 
 
 def memory_at(tensor: torch.Tensor, offset: int, count: int) -> memoryview:
@@ -158,7 +144,7 @@ class CpuWorker:
     ) -> torch.Tensor | None:
         """Read and cast a block into ``panel``; where values overflowed, if any did."""
         lost: torch.Tensor | None = None
-        step = max(self._chunk_bytes // stored.itemsize, 1)
+        step = max(self._chunk_bytes // stored.itemsize // read.quantum, 1) * read.quantum
         for start in range(chunk.start, chunk.stop, step):
             stop = min(start + step, chunk.stop)
             raw = self._raw.elements(stop - start, stored)

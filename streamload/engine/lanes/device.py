@@ -11,12 +11,12 @@ from torch import Tensor
 from streamload.core.dtypes import BY_NAME
 from streamload.engine.casts import can_overflow, saturated, saturates
 from streamload.engine.chunks import Chunk, Part
-from streamload.engine.jobs import Reader
 from streamload.engine.lanes.base import Destination, Destinations
 from streamload.engine.lanes.cpu import refuse_odd_bools
 from streamload.engine.lanes.ring import RING_SLOTS, SLOT_BYTES, DeviceOps, Event, Ring, Stream
 from streamload.planning.records import PlannedTensor
 from streamload.sources.blocks import bytes_of, torch_dtype
+from streamload.sources.wrapping.reader import Reader
 
 # torch has no isfinite() for the 8-bit floats.
 _FINITE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -142,7 +142,8 @@ class DeviceWorker:
         """Stored elements of the block to ``target``, flat and of their dtype, slot by slot."""
         lane, ops = self._lane, self._lane.ops
         dtype = target.dtype
-        step = lane.slot_bytes // dtype.itemsize
+        most = lane.slot_bytes // dtype.itemsize
+        step = max(most // read.quantum * read.quantum, min(most, read.quantum))
         for start in range(chunk.start, chunk.stop, step):
             stop = min(start + step, chunk.stop)
             slot = lane.ring.take()

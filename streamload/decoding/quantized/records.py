@@ -1,0 +1,64 @@
+"""What a quantisation method is given, and what it finds. No torch import."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streamload.core.specs import TensorSpec
+from streamload.core.wording import printable
+
+
+@dataclass
+class Found:
+    """What of a checkpoint is quantised, collected by one method.
+
+    Attributes:
+        stored: the catalog.
+        config: ``quantization_config`` of config.json.
+        method: its ``quant_method``.
+        field: where in config.json it says so.
+        values: name → the tensor of values, whose encoding says which stored ones make it.
+        used: names of stored tensors that are nothing but parts of these, or say nothing of them.
+        problems: what cannot be decoded, each with the tensor's name.
+        is_known: there is a decoder for the method.
+    """
+
+    stored: Mapping[str, TensorSpec]
+    config: Mapping[str, Any]
+    method: str
+    field: str = "quantization_config"
+    values: dict[str, TensorSpec] = dataclasses.field(default_factory=dict)
+    used: set[str] = dataclasses.field(default_factory=set)
+    problems: list[str] = dataclasses.field(default_factory=list)
+    is_known: bool = True
+
+    def keep(self, spec: TensorSpec) -> None:
+        """Add a tensor of values; what it is made of is used up."""
+        assert spec.encoding is not None, "these are decoded"
+        self.values[spec.name] = spec
+        self.used.update(part.name for part in spec.encoding.parts if part.name != spec.name)
+
+    def refusals(self) -> tuple[str, ...]:
+        """The problems, the method first."""
+        return tuple(f"{in_words(self)}: {text}" for text in self.problems)
+
+    def is_wanted_by(self, names: Iterable[str]) -> bool:
+        """True if a module with tensors of these names takes scales itself.
+
+        Names may differ in what comes before a tensor's own module.
+        """
+        tails = {_tail(name) for name in names}
+        return bool(tails) and any(_tail(name) in tails for name in self.used)
+
+
+def _tail(name: str) -> str:
+    return ".".join(name.split(".")[-2:])
+
+
+def in_words(found: Found) -> str:
+    """What the configuration says."""
+    method = printable(found.method)[:80] or "of an unnamed method"
+    return f"the weights are quantised: config.json has {found.field} ({method})"

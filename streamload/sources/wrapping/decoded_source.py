@@ -1,0 +1,64 @@
+"""A source whose quantised tensors stand in its catalog as the values they are decoded to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from streamload.core.wording import listed, plural, printable
+from streamload.decoding.quantized.recognise import FIELDS, find_quantised
+from streamload.decoding.quantized.records import Found, in_words
+from streamload.sources.base import Source
+from streamload.sources.wrapping.wrapping_source import WrappingSource
+
+
+class DecodedSource(WrappingSource):
+    """What is quantised is decoded, its scales are used up, and the configuration is silent of it.
+
+    Args:
+        inner: has the parts.
+        found: what of it is quantised.
+    """
+
+    def __init__(self, inner: Source, found: Found) -> None:
+        super().__init__(inner, found.values.values(), found.used)
+        notices, problems = self.catalog.notices, found.refusals()
+        if found.values:
+            notices = (*notices, _told(found))
+        self.catalog = replace(self.catalog, notices=notices, problems=problems)
+
+    def config(self) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+        config, notices = self.inner.config()
+        if config is None:
+            return None, notices
+        return {name: value for name, value in config.items() if name not in FIELDS}, notices
+
+
+def decoded(source: Source, kept: Iterable[str] = ()) -> Source:
+    """The source, its quantised tensors decoded, if its configuration says that it has any.
+
+    Args:
+        source: an open checkpoint, which the one that is returned closes.
+        kept: a module's tensors. If scales are among them, it takes all as it is stored.
+    """
+    found = find_quantised(source.catalog, source.config()[0])
+    if found is None or found.is_wanted_by(kept):
+        return source
+    return DecodedSource(source, found)
+
+
+def as_stored(source: Source) -> Source:
+    """The source as it is, with a refusal in its catalog if nothing is known of its method."""
+    found = find_quantised(source.catalog, source.config()[0])
+    if found is not None and not found.is_known:
+        source.catalog = replace(source.catalog, problems=found.refusals())
+    return source
+
+
+def _told(found: Found) -> str:
+    """Which encodings there were, and of how many tensors."""
+    counts = Counter(spec.encoding.words for spec in found.values.values() if spec.encoding)
+    what = listed(f"{plural(n, 'tensor')} of {words}" for words, n in counts.items())
+    return printable(f"{in_words(found)}; decoded: {what}")
