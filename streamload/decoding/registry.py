@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 # Encoding.kind → the module below ``streamload.decoding`` whose ``decode`` it takes.
 _MODULES = {
+    "blocks": "blocks_values",
+    "pairs": "pairs_values",
     "scaled": "scaled_values",
 }
 

@@ -14,7 +14,7 @@ from streamload.hf.library import set_generation
 from streamload.hf.their_models import empty_model
 from streamload.loading.budget import measured
 from streamload.loading.calls import Loaded
-from streamload.loading.resolving import Job, plan_load, resolve
+from streamload.loading.resolving import Job, plan_load, resolve, with_default_dtype
 from streamload.loading.running import run
 from streamload.module.commit import commit
 from streamload.module.empty_weights import empty_weights
@@ -134,6 +134,7 @@ def build_theirs(
         PlanError: no model can be built of it.
     """
     file_config, notices = source.config()
+    settings = with_default_dtype(source, settings)
     with empty_weights(), config_folder(source) as folder:
         theirs = empty_model(
             file_config or {},

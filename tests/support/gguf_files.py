@@ -1,4 +1,4 @@
-"""GGUF files as llama.cpp's converter makes them of a published checkpoint, by the ``gguf`` package.
+"""GGUF files as llama.cpp's converter makes them of a published checkpoint.
 
 Names, block layouts and the writing are that package's; the re-layouts are written out here.
 """

@@ -23,7 +23,12 @@ from streamload.sources.gguf.config import config_of, token_ids
 from streamload.sources.gguf.header import Header, StoredTensor, read_header
 from streamload.sources.gguf.metadata import Metadata, shown
 from streamload.sources.gguf.names import ARCHITECTURES
-from streamload.sources.gguf.published import ROTARY_FACTORS, published_specs
+from streamload.sources.gguf.published import (
+    ROTARY_FACTORS,
+    default_dtype,
+    not_decoded,
+    published_specs,
+)
 from streamload.sources.gguf.tokenizer import has_tokenizer, tokenizer_config, tokenizer_json
 from streamload.sources.small_files import dumped
 
@@ -44,7 +49,7 @@ def open_gguf(paths: Sequence[str], *, given: str) -> GgufSource:
 
     Raises:
         CheckpointError: a file is damaged, a part is missing or of another set, or a tensor is of
-            a type that is not decoded.
+            no known type.
     """
     if len(paths) == 1:
         paths = _whole_set(paths[0])
@@ -80,9 +85,8 @@ class GgufSource(BlockSource):
         )
         specs = published_specs(self._metadata, tensors)
         texts = {key: shown(value) for key, value in headers[0].metadata.items()}
-        self.catalog = Catalog(specs, texts, notices)
-        if any(not tensor.type.plain for tensor in tensors.values()):
-            self.default_dtype = "BF16"
+        self.catalog = Catalog(specs, texts, notices, not_decoded(tensors))
+        self.default_dtype = default_dtype(tensors)
         self.companions = (_GENERATION,)
         if has_tokenizer(self._metadata):
             self.companions += _TOKENIZER

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TypeAlias
 
 from streamload.core.errors import CheckpointError
@@ -206,5 +207,5 @@ def _check_texts(data: bytes, starts: Sequence[int], what: str) -> None:
     """Refuse an array with a text that is not UTF-8."""
     if data.isascii():
         return
-    for begin, end in zip(starts, starts[1:], strict=False):
+    for begin, end in pairwise(starts):
         _decoded(data[begin + 8 : end], what)

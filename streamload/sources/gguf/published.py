@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import refuse
 from streamload.core.specs import TensorSpec, numel
+from streamload.core.wording import listed, plural
 from streamload.decoding.blocks import DECODED, Blocks
 from streamload.decoding.pairs import Pairs
 from streamload.sources.gguf.header import StoredTensor
@@ -23,16 +25,12 @@ def published_specs(
     """The tensors by published name, in the file's order.
 
     Raises:
-        CheckpointError: a tensor is of a type that is not decoded, or its rows are not whole
-            heads; or two have one name. All are listed.
+        CheckpointError: rows are not whole heads, or two tensors have one name. All are listed.
     """
     specs: dict[str, TensorSpec] = {}
-    problems = []
+    problems: list[str] = []
     for name, tensor in tensors.items():
         if name == ROTARY_FACTORS and metadata.architecture in ARCHITECTURES:
-            continue
-        if not tensor.type.plain and tensor.type.name not in DECODED:
-            problems.append(f"tensor {name!r} is of type {tensor.type.name}, which is not decoded")
             continue
         published = published_name(metadata.architecture, name)
         spec = replace(_stored(tensor), name=published.name)
@@ -51,12 +49,42 @@ def published_specs(
     return specs
 
 
+def default_dtype(tensors: Mapping[str, StoredTensor]) -> str:
+    """What a whole model is in that nobody asks a dtype for: such files have norms and biases in
+    float32 beside matrices that are not, and a model computes in one dtype.
+    """
+    counts: dict[str, int] = {}
+    for tensor in tensors.values():
+        kind = tensor.type.plain or "BF16"
+        if BY_NAME[kind].is_floating:
+            counts[kind] = counts.get(kind, 0) + numel(tensor.shape)
+    if any(not tensor.type.plain for tensor in tensors.values()):
+        return "BF16"
+    return max(counts, key=counts.__getitem__) if len(counts) > 1 else ""
+
+
+def not_decoded(tensors: Mapping[str, StoredTensor]) -> tuple[str, ...]:
+    """Tensors of types that can only be listed, type by type; the refusals of a load."""
+    by_type: dict[str, list[str]] = {}
+    for name, tensor in tensors.items():
+        if not tensor.type.plain and tensor.type.name not in DECODED:
+            by_type.setdefault(tensor.type.name, []).append(name)
+    known = ", ".join(sorted(DECODED))
+    return tuple(
+        f"{plural(len(names), 'tensor')} of GGUF's type {kind}, which is not decoded "
+        f"({listed(map(repr, names), 4)}); decoded are {known}"
+        for kind, names in by_type.items()
+    )
+
+
 def _stored(tensor: StoredTensor) -> TensorSpec:
     kind, extent = tensor.type, tensor.extent
     if kind.plain:
         return TensorSpec(tensor.name, kind.plain, tensor.shape, extent.file, extent)
     raw = TensorSpec(tensor.name, "U8", (extent.nbytes,), extent.file, extent)
-    encoding = Blocks((raw,), kind.name, type=kind.name, elements=kind.elements, nbytes=kind.nbytes)
+    encoding = Blocks(
+        (raw,), kind.name, "", type=kind.name, elements=kind.elements, nbytes=kind.nbytes
+    )
     return TensorSpec(tensor.name, "F32", tensor.shape, extent.file, encoding=encoding)
 
 
@@ -64,8 +92,7 @@ def _in_halves(spec: TensorSpec, stored_name: str, head: int) -> TensorSpec:
     """The tensor with the rows of each head in published order."""
     inner = replace(spec, name=stored_name)
     columns = spec.shape[1] if len(spec.shape) > 1 else 1
-    made = "" if spec.encoding is None else spec.encoding.made_dtype
-    encoding = Pairs((inner,), spec.stored_dtype, made, head=head, columns=columns)
+    encoding = Pairs((inner,), spec.stored_dtype, "", head=head, columns=columns)
     return replace(spec, extent=None, encoding=encoding)
 
 

@@ -31,8 +31,8 @@ def llama3_scaling(factors: Sequence[float], theta: float) -> dict[str, Any] | N
         if fields is not None and _fits(fields, factors, waves):
             return fields
     raise ValueError(
-        f"the rotary factors {[round(one, 4) for one in factors[:8]]}... are not those of LLaMA 3's "
-        "scaling, which is the only one with factors that is known"
+        f"the rotary factors {[round(one, 4) for one in factors[:8]]}... are not those of "
+        "LLaMA 3's scaling, which is the only one with factors that is known"
     )
 
 

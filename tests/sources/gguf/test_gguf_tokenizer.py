@@ -21,7 +21,7 @@ from streamload.sources.gguf.tokenizer import has_tokenizer, tokenizer_config, t
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",
     "It's 12345 o'clock, isn't it?  Two spaces,\n\nand two lines.\t Tab.",
-    "def f(x):\n    return x ** 2  # größer – 日本語 😀",
+    "def f(x):\n    return x ** 2  # größer — 日本語 😀",
     "aaaa aaaaaaaa  aaaa",
     "I'LL SAY WE'RE HERE",
     "x",
@@ -169,7 +169,8 @@ def sentence_piece(tmp_path_factory) -> Any:
     (folder / "corpus.txt").write_text("\n".join(CORPUS))
     library.SentencePieceTrainer.train(
         input=str(folder / "corpus.txt"), model_prefix=str(folder / "m"), model_type="bpe",
-        vocab_size=340, byte_fallback=True, character_coverage=0.985, normalization_rule_name="identity",
+        vocab_size=340, byte_fallback=True, character_coverage=0.985,
+        normalization_rule_name="identity",
         remove_extra_whitespaces=False, user_defined_symbols=["<mark>"], minloglevel=2,
         hard_vocab_limit=False,
     )  # fmt: skip
