@@ -30,7 +30,12 @@ def decode(encoding: Blocks, parts: Parts, start: int, stop: int, out: torch.Ten
 
 def _floats(stored: Tensor) -> Tensor:
     """Float16 in bytes [n, 2 k] as float32 [n, k]."""
-    return stored.contiguous().view(torch.float16).float()
+    return _copied(stored).view(torch.float16).float()
+
+
+def _copied(stored: Tensor) -> Tensor:
+    """The bytes one after the other, at an address that larger elements may have."""
+    return stored.clone(memory_format=torch.contiguous_format)
 
 
 def _fields(stored: Tensor, group: int, bits: int, count: int) -> Tensor:
@@ -44,7 +49,7 @@ def _fields(stored: Tensor, group: int, bits: int, count: int) -> Tensor:
     Returns:
         32-bit words [n, bytes / group, count, group / 4] of four numbers each.
     """
-    words = stored.contiguous().view(torch.int32)
+    words = _copied(stored).view(torch.int32)
     words = words.view(stored.shape[0], -1, 1, group // 4)
     shifts = torch.arange(0, bits * count, bits, dtype=torch.int32).view(-1, 1)
     return (words >> shifts).bitwise_and_(((1 << bits) - 1) * _BYTES)

@@ -21,7 +21,7 @@ from streamload.loading.resolving import plan_load, resolve
 from streamload.loading.running import Run, run
 from streamload.mapping.binding import Mapper
 from streamload.module.commit import OnAssign, commit
-from streamload.planning.explaining import scale_notices
+from streamload.planning.explaining import exact_notices, scale_notices
 from streamload.planning.records import Plan
 from streamload.sources.base import Source
 from streamload.sources.config.generation_settings import GENERATION_FILE as _SETTINGS
@@ -142,6 +142,8 @@ def load_state_dict(
         known = {spec.name: spec for spec in done.plan.stored.values()}
         # There is no report that could say it.
         texts = [*done.plan.meaning, *scale_notices(known, known)]
+        if settings.dtype is None:
+            texts += exact_notices(known)
         if source.objects:
             left_out = listed(map(repr, source.objects))
             texts.append(f"extra states that are no tensors, left out: {left_out}")

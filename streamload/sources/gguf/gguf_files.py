@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from streamload.core.errors import CheckpointError, refuse
-from streamload.core.specs import Catalog, TensorSpec
+from streamload.core.specs import Catalog
 from streamload.core.wording import plural, printable
 from streamload.sources.block_source import BlockSource, join_files, read_each
 from streamload.sources.files import OpenFile

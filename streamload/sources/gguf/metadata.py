@@ -80,9 +80,9 @@ class Metadata:
 
     def numbers(self, key: str) -> Sequence[int] | Sequence[float] | None:
         value = self.pairs.get(key)
-        if value is not None and (
-            isinstance(value, str | Texts) or not isinstance(value, Sequence)
-        ):
+        if value is None:
+            return None
+        if isinstance(value, str | Texts) or not isinstance(value, Sequence):
             raise self.fault(key, "an array of numbers")
         return value
 

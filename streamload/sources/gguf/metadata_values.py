@@ -49,7 +49,7 @@ class Texts(Sequence[str]):
     def __len__(self) -> int:
         return len(self._starts) - 1
 
-    def __getitem__(self, at):  # type: ignore[no-untyped-def,override]
+    def __getitem__(self, at):  # type: ignore[no-untyped-def]
         if isinstance(at, slice):
             return [self[one] for one in range(*at.indices(len(self)))]
         if not -len(self) <= at < len(self):
