@@ -39,12 +39,13 @@ def _copied(stored: Tensor) -> Tensor:
 
 
 def _fields(stored: Tensor, group: int, bits: int, count: int) -> Tensor:
-    """``count`` numbers of each byte, lowest bits first, as bytes.
+    """Numbers of a few bits of each byte, lowest bits first, as bytes.
 
     Args:
         stored: [n, bytes].
         group: so many bytes have their first numbers before all of their second ones.
         bits: of one number.
+        count: numbers in a byte.
 
     Returns:
         32-bit words [n, bytes / group, count, group / 4] of four numbers each.

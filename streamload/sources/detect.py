@@ -30,8 +30,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Source:
     """Open a checkpoint: headers are read, no tensor is.
 
     Args:
-        path: a safetensors, .pt, .bin or GGUF file, an ``*.index.json``, a folder that holds one
-            of these, a folder of raw GPT-NeoX partitions, or ``hf:ORG/NAME[@REVISION]`` in the local
+        path: a safetensors, .pt, .bin or GGUF file, an ``*.index.json``, a folder that holds one of
+            these, a folder of raw GPT-NeoX partitions, or ``hf:ORG/NAME[@REVISION]`` in the local
             hub cache.
 
     Returns:
@@ -155,15 +155,17 @@ def _open_files(
         start = file.read(0, min(SNIFFED_BYTES, file.size_bytes))
     # The length before a safetensors header may begin with any byte, a pickle's 0x80 included.
     looks_safe = start[8:9] == b"{"
-    if start.startswith(_GGUF):  # as a length it is more than a header may have
-        from streamload.sources.gguf.gguf_files import open_gguf
-
-        return open_gguf(paths, given=given)
     # A pickle's second byte is its protocol; 8 bytes and less are a header's length, cut short.
     is_pickle = start[:1] == b"\x80" and start[1:2] in (b"\1", b"\2", b"\3", b"\4", b"\5")
     is_torch = not looks_safe and (
         start.startswith(b"PK\x03\x04") or (is_pickle and len(start) > 8)
     )
+    claims_gguf = path.lower().endswith(".gguf") and not (looks_safe or is_torch)
+    # As a length of a header, its mark is more than one may have.
+    if start.startswith(_GGUF) or (claims_gguf and not describe_start(start)):
+        from streamload.sources.gguf.gguf_files import open_gguf
+
+        return open_gguf(paths, given=given)
     if is_torch and path.lower().endswith(".safetensors"):
         raise CheckpointError(
             "is a pickle-based torch file under a .safetensors name; it is not opened", path=path

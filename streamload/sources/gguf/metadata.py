@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -82,9 +83,9 @@ class Metadata:
         value = self.pairs.get(key)
         if value is None:
             return None
-        if isinstance(value, str | Texts) or not isinstance(value, Sequence):
-            raise self.fault(key, "an array of numbers")
-        return value
+        if isinstance(value, array):
+            return value
+        raise self.fault(key, "an array of numbers")
 
     def fault(self, key: str, expected: str) -> CheckpointError:
         return CheckpointError(

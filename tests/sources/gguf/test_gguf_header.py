@@ -194,9 +194,10 @@ def test_inspect_needs_neither_torch_nor_the_library(tmp_path):
     (tmp_path / "x.gguf").write_bytes(whole([pair("general.architecture", 8, text("x"))], [W]))
     code = (
         "import sys\n"
-        "for name in ('torch', 'numpy', 'gguf', 'tokenizers'): sys.modules[name] = None\n"
-        "from streamload.cli import main\n"
-        f"main(['inspect', {str(tmp_path / 'x.gguf')!r}])"
+        "from streamload.cli.group import main\n"
+        f"main(['inspect', {str(tmp_path / 'x.gguf')!r}], standalone_mode=False)\n"
+        "heavy = {'torch', 'numpy', 'gguf', 'tokenizers'} & sys.modules.keys()\n"
+        "assert not heavy, heavy"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
