@@ -21,7 +21,7 @@ from streamload.planning.build import build_plan
 from streamload.planning.composing import compose
 from streamload.planning.records import Plan, PlannedTensor, Targets, TargetSpec
 from streamload.sources.base import Source
-from streamload.sources.companion_folder import config_folder
+from streamload.sources.config.companion_folder import config_folder
 
 
 def plan_their_export(

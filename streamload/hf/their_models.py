@@ -34,7 +34,7 @@ from streamload.mapping.fields import quantisation
 from streamload.planning.devices import device_of
 from streamload.planning.records import Plan, Targets, TargetSpec
 from streamload.sources.base import Source
-from streamload.sources.companion_folder import config_folder
+from streamload.sources.config.companion_folder import config_folder
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from streamload.module.commit import commit
 from streamload.module.empty_weights import empty_weights
 from streamload.planning.records import Plan
 from streamload.sources.base import Source
-from streamload.sources.companion_folder import config_folder
+from streamload.sources.config.companion_folder import config_folder
 from streamload.sources.detect import open_layers
 
 

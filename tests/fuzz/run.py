@@ -20,16 +20,18 @@ from safetensors.torch import save_file
 
 from tests.fuzz import seeds
 from tests.fuzz.files import mutated_index, mutated_legacy, mutated_safetensors, mutated_zip
+from tests.fuzz.gguf_files import gguf_seeds, mutated_gguf
 from tests.fuzz.judge import LIMIT_S, Verdict, judged
 
 __all__ = ["KINDS", "main", "run"]
 
 # Kind → (share, file name, reference).
 KINDS = {
-    "safetensors header": (0.4, "m.safetensors", "safetensors"),
-    "index": (0.2, "m.safetensors.index.json", "index"),
-    "torch zip": (0.24, "m.bin", "torch"),
-    "torch legacy": (0.16, "m.pt", "torch"),
+    "safetensors header": (0.336, "m.safetensors", "safetensors"),
+    "index": (0.168, "m.safetensors.index.json", "index"),
+    "torch zip": (0.2016, "m.bin", "torch"),
+    "torch legacy": (0.1344, "m.pt", "torch"),
+    "gguf": (0.16, "m.gguf", "gguf"),
 }
 
 
@@ -37,6 +39,8 @@ def makers(kind: str) -> Callable[[Random], bytes]:
     """A function that makes one mutated file."""
     if kind == "index":
         return lambda rng: mutated_index(seeds.index_text(), rng)
+    if kind == "gguf":
+        return lambda rng: mutated_gguf(rng.choice(gguf_seeds()), rng)
     found, change = {
         "safetensors header": (seeds.safetensors_seeds(), mutated_safetensors),
         "torch zip": (seeds.zip_seeds(), mutated_zip),

@@ -1,4 +1,4 @@
-"""Twenty thousand mutated files: exact values of an independent reading, or an error of ours.
+"""Twenty-five thousand mutated files: exact values of an independent reading, or an error of ours.
 
 ``python -m tests.fuzz.run SEED COUNT FOLDER`` runs other seeds and keeps what fails.
 """
@@ -26,7 +26,7 @@ from tests.fuzz.judge import LIMIT_S, judged
 from tests.fuzz.run import KINDS, makers
 from tests.reliability import record
 
-FILES = 21_000
+FILES = 25_000
 PROCESSES = 2
 
 

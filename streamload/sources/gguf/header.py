@@ -14,7 +14,7 @@ from streamload.core.errors import CheckpointError, naming, refuse
 from streamload.core.specs import Extent, Shape, numel
 from streamload.sources.files import OpenFile
 from streamload.sources.gguf.block_types import BlockType, block_type
-from streamload.sources.gguf.metadata_values import HeaderBytes, Value
+from streamload.sources.gguf.metadata_values import ALIGNMENT_KEY, HeaderBytes, Value
 from streamload.system.gc_pause import without_collections
 
 MAGIC = b"GGUF"
@@ -140,16 +140,10 @@ def _with_tensors(
 
 
 def _alignment(metadata: Mapping[str, Value]) -> int:
-    found = metadata.get("general.alignment", _ALIGNMENT)
-    if (
-        isinstance(found, bool)
-        or not isinstance(found, int)
-        or not 8 <= found <= _MAX_ALIGNMENT
-        or found & (found - 1)
-    ):
-        raise CheckpointError(
-            f"general.alignment is {_shown(found)}, expected a power of two of at least 8"
-        )
+    found = metadata.get(ALIGNMENT_KEY, _ALIGNMENT)
+    assert isinstance(found, int), "its type is checked where it is read"
+    if not 8 <= found <= _MAX_ALIGNMENT or found & (found - 1):
+        raise CheckpointError(f"{ALIGNMENT_KEY} is {found}, expected a power of two of at least 8")
     return found
 
 

@@ -12,6 +12,7 @@ from streamload.core.errors import CheckpointError
 from streamload.sources.files import OpenFile
 
 MAX_HEADER_BYTES = 100_000_000
+ALIGNMENT_KEY = "general.alignment"
 _FIRST_BYTES = 1 << 20
 _MAX_KEY_BYTES = 65_535
 _MAX_NAME_BYTES = 1024
@@ -30,7 +31,7 @@ _SCALARS = {
     11: ("int64", 8, "q"),
     12: ("float64", 8, "d"),
 }
-_BOOL, _STRING, _ARRAY = 7, 8, 9
+_UINT32, _BOOL, _STRING, _ARRAY = 4, 7, 8, 9
 _LENGTH = struct.Struct("<Q")
 
 Scalar: TypeAlias = "int | float | bool | str"
@@ -128,6 +129,8 @@ class HeaderBytes:
         """The value of ``key``, its type first."""
         what = f"the value of {key!r}"
         kind = self.u32(f"the type of {key!r}")
+        if key == ALIGNMENT_KEY and kind != _UINT32:
+            raise CheckpointError(f"{key!r} is of type {kind}, expected {_UINT32} (uint32)")
         if kind == _STRING:
             return self.text(what)
         if kind != _ARRAY:

@@ -1,4 +1,4 @@
-"""GGUF files as sources: the contract of all sources, sets of parts, folders, other architectures."""
+"""GGUF files as sources: the contract of all sources, sets of parts, folders, other names."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ FAULTS = {
     "a long text": (whole([pair("k", 8, struct.pack("<Q", 2**60))], []), "value of 'k'"),
     "alignment 0": (whole([pair("general.alignment", 4, bytes(4))], [W]), "power of two"),
     "alignment 24": (whole([pair("general.alignment", 4, b"\x18\0\0\0")], [W]), "24, expected"),
-    "alignment of text": (whole([pair("general.alignment", 8, text("32"))], [W]), "'32'"),
+    "alignment of text": (whole([pair("general.alignment", 8, text("32"))], [W]), "of type 8"),
     "dimensions": (whole([], [info("w", [1] * 5, F32, 0)]), "has 5 dimensions"),
     "a name twice": (whole([], [W, W], 64), "in the header twice"),
     "a name that is none": (whole([], [info(b"\xff", [4], F32, 0)]), "name is not valid UTF-8"),
