@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 # Encoding.kind → the module below ``streamload.decoding`` whose ``decode`` it takes.
 _MODULES = {
     "blocks": "blocks_values",
+    "packed": "packed_values",
     "pairs": "pairs_values",
     "scaled": "scaled_values",
 }
@@ -30,8 +31,9 @@ class Decoder(Protocol):
         Args:
             encoding: of the class that has the kind.
             parts: its stored tensors.
-            start, stop: multiples of its quantum, or the end; a few hundred thousand at most,
-                unless the quantum is larger.
+            start: a multiple of its quantum.
+            stop: another, or the end; some hundred thousand values on at most, unless the
+                quantum is larger.
             out: flat, of the values' dtype, contents as they were.
         """
 

@@ -267,7 +267,7 @@ def _stored_dtypes(specs: Sequence[TensorSpec]) -> str:
 
 
 def _torch_name(name: str) -> str:
-    found = BY_NAME.get(name)  # none for a type of GGUF's blocks
+    found = BY_NAME.get(name)  # encodings may have names of their own
     return (found and found.torch_name) or name
 
 

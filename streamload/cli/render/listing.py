@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamload.cli.render.folding import Row, by_block, fold
@@ -20,8 +21,8 @@ class _Facts(NamedTuple):
     nbytes: int
 
 
-def as_dict(source: Source) -> dict[str, Any]:
-    """Every tensor, totals, files, metadata."""
+def as_dict(source: Source, notices: Sequence[str] = ()) -> dict[str, Any]:
+    """Every tensor, totals, files, metadata; ``notices`` beside the catalog's."""
     catalog = source.catalog
     return {
         "ok": True,
@@ -44,12 +45,12 @@ def as_dict(source: Source) -> dict[str, Any]:
         },
         "files": {printable(file): nbytes for file, nbytes in _nbytes_by(source, "file").items()},
         "metadata": dict(catalog.metadata),
-        "notices": list(catalog.notices),
+        "notices": [*catalog.notices, *notices],
         "problems": list(catalog.problems),
     }
 
 
-def as_text(source: Source, *, show_all: bool) -> str:
+def as_text(source: Source, *, show_all: bool, notices: Sequence[str] = ()) -> str:
     """The lines of a listing; with ``show_all`` each tensor has its own."""
     catalog, files = source.catalog, _nbytes_by(source, "file")
     parameters = sum(numel(spec.shape) for spec in catalog.values())
@@ -68,7 +69,7 @@ def as_text(source: Source, *, show_all: bool) -> str:
     lines += ["", *_tensor_lines(list(catalog.values()), show_all=show_all), ""]
     by_dtype = _nbytes_by(source, "stored_dtype")
     lines += [f"{dtype}: {format_bytes(nbytes)}" for dtype, nbytes in by_dtype.most_common()]
-    lines += [f"notice: {notice}" for notice in catalog.notices]
+    lines += [f"notice: {notice}" for notice in (*catalog.notices, *notices)]
     lines += [f"not to be loaded: {problem}" for problem in catalog.problems]
     return "\n".join(lines)
 

@@ -6,12 +6,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from streamload.core.specs import TensorSpec
-from streamload.decoding.quantized import fp8
+from streamload.decoding.quantized import compressed, fp8, groups, mxfp4
 from streamload.decoding.quantized.grids import GridError
 from streamload.decoding.quantized.records import Found
 
 _METHODS: Mapping[str, Callable[[Found], None]] = {
     "fp8": fp8.find,
+    "mxfp8": fp8.find,
+    "fbgemm_fp8": fp8.find,
+    "modelopt": fp8.find,
+    "mxfp4": mxfp4.find,
+    "compressed-tensors": compressed.find,
+    "gptq": groups.find_gptq,
+    "awq": groups.find_awq,
 }
 FIELDS = ("quantization_config", "compression_config")
 
@@ -40,4 +47,7 @@ def find_quantised(
         find(found)
     except GridError as error:
         found.problems.append(str(error))
+    if not found.values and not found.problems:
+        text = "no tensor is stored in that way; if all are plain numbers, take it out"
+        found.problems.append(text)
     return found

@@ -38,6 +38,10 @@ class Found:
     def keep(self, spec: TensorSpec) -> None:
         """Add a tensor of values; what it is made of is used up."""
         assert spec.encoding is not None, "these are decoded"
+        parts = {part.name for part in spec.encoding.parts}
+        if spec.name in self.values or (spec.name in self.stored and spec.name not in parts):
+            self.problems.append(f"{spec.name!r} is stored twice, quantised in two ways or plain")
+            return
         self.values[spec.name] = spec
         self.used.update(part.name for part in spec.encoding.parts if part.name != spec.name)
 

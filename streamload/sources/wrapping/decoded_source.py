@@ -57,6 +57,18 @@ def as_stored(source: Source) -> Source:
     return source
 
 
+def quantised_lines(source: Source) -> tuple[str, ...]:
+    """What is to be said of a checkpoint's quantisation; nothing where it has none.
+
+    Raises:
+        CheckpointError: the configuration cannot be used.
+    """
+    found = find_quantised(source.catalog, source.config()[0])
+    if found is None:
+        return ()
+    return found.refusals() or (_told(found),)
+
+
 def _told(found: Found) -> str:
     """Which encodings there were, and of how many tensors."""
     counts = Counter(spec.encoding.words for spec in found.values.values() if spec.encoding)
