@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 # Encoding.kind → the module below ``streamload.decoding`` whose ``decode`` it takes.
 _MODULES = {
+    "blocks": "blocks_values",
     "packed": "packed_values",
+    "pairs": "pairs_values",
     "scaled": "scaled_values",
     "pieces": "pieces_values",
     "agreeing": "agreeing_values",

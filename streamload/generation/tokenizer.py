@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError, MissingExtraError
 
+TOKENIZER_FILE = "tokenizer.json"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _MAX_HELD = 3  # a UTF-8 character has at most three bytes before its last one
 _CONTEXT_TOKENS = 8  # how a token decodes can depend on those before it (a leading space)
@@ -42,9 +44,10 @@ class Tokenizer:
 
     Args:
         files: a ``tokenizer.json``, or a vocabulary and its merges.
+        path: what messages call it, if not by the (first) file.
 
     Attributes:
-        path: the (first) file it was read from.
+        path: the (first) file it was read from, or what holds it.
         vocab_size: number of tokens, added ones included.
 
     Raises:
@@ -52,11 +55,13 @@ class Tokenizer:
             their size should; so do ``encode`` and ``decode`` with a text.
     """
 
-    def __init__(self, files: Sequence[str]) -> None:
-        self.path = files[0]
+    def __init__(self, files: Sequence[str], path: str | None = None) -> None:
+        self.path = files[0] if path is None else path
         size = sum(map(os.path.getsize, files))
         if size > _MAX_BYTES:
-            raise CheckpointError(f"has {size} bytes, expected at most {_MAX_BYTES}", path=files[0])
+            raise CheckpointError(
+                f"has {size} bytes, expected at most {_MAX_BYTES}", path=self.path
+            )
         self._lock = threading.Lock()
         self._child = subprocess.Popen(
             [sys.executable, "-I", "-c", _CHILD.format(path=sys.path)],
@@ -164,6 +169,24 @@ class TextStream:
         return rest
 
 
+def made_tokenizer(text: bytes, path: str) -> Tokenizer:
+    """The tokenizer of a ``tokenizer.json`` that is inside of another file.
+
+    Args:
+        text: the JSON.
+        path: the file that holds it.
+
+    Raises:
+        As ``load_tokenizer``.
+    """
+    _require()
+    with tempfile.TemporaryDirectory(prefix="streamload-") as folder:
+        name = os.path.join(folder, TOKENIZER_FILE)
+        with open(name, "wb") as file:
+            file.write(text)
+        return Tokenizer([name], path)
+
+
 def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer of a folder: ``tokenizer.json``, else ``vocab.json`` with ``merges.txt``.
 
@@ -172,11 +195,10 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
         CheckpointNotFoundError: the folder has none of these files.
         CheckpointError: a file is damaged.
     """
-    if not _is_installed():
-        raise MissingExtraError("tokenizers", extra="text", purpose="a text prompt")
+    _require()
     folder = os.fspath(folder)
     path, vocab, merges = (
-        os.path.join(folder, name) for name in ("tokenizer.json", "vocab.json", "merges.txt")
+        os.path.join(folder, name) for name in (TOKENIZER_FILE, "vocab.json", "merges.txt")
     )
     if os.path.isfile(path):
         return Tokenizer([path])
@@ -195,6 +217,11 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
         "without one, give token ids (--tokens 1,2,3)",
         path=folder,
     )
+
+
+def _require() -> None:
+    if not _is_installed():
+        raise MissingExtraError("tokenizers", extra="text", purpose="a text prompt")
 
 
 def _is_installed() -> bool:

@@ -20,7 +20,8 @@ from streamload.mapping.layout import Layout
 from streamload.planning.build import build_plan
 from streamload.planning.composing import compose
 from streamload.planning.records import Plan, PlannedTensor, Targets, TargetSpec
-from streamload.sources.hub import folder_of
+from streamload.sources.base import Source
+from streamload.sources.config.companion_folder import config_folder
 
 
 def plan_their_export(
@@ -87,21 +88,22 @@ def plan_their_export(
 
 
 def plan_their_conversion(
-    catalog: Catalog, config: Mapping[str, Any], options: Settings, *, source: str
+    source: Source, catalog: Catalog, config: Mapping[str, Any], options: Settings
 ) -> Plan | None:
     """Plan how a file with the names of the library's module goes back to published ones.
 
     Args:
-        catalog: what is stored.
+        source: the open checkpoint.
+        catalog: what of it is converted.
         config: as in ``config.json``.
         options: ``dtype`` and the sizes of blocks are used.
-        source: the checkpoint's path.
 
     Returns:
         None if the file has published names already, or is none of the library's.
     """
     try:
-        whole = empty_model(config, catalog, None, folder=folder_of(source), path="")
+        with config_folder(source) as folder:
+            whole = empty_model(config, catalog, None, folder=folder, path="")
     except StreamloadError:
         return None
     bound = bind_theirs(whole.names, catalog)
@@ -109,11 +111,11 @@ def plan_their_conversion(
     if strange or any(c.was_used() for c in whole.names.conversions):
         return None
     plain = replace(options, dtype=None)
-    local = build_plan(catalog, None, None, plain, source=source, binding=bound.binding)
+    local = build_plan(catalog, None, None, plain, source=source.path, binding=bound.binding)
     specs = [TargetSpec((t.name,), t.shape, t.dtype, is_meta=False) for t in local.tensors]
-    stored = {s.names[0]: TensorSpec(s.names[0], s.dtype, s.shape, source) for s in specs}
+    stored = {s.names[0]: TensorSpec(s.names[0], s.dtype, s.shape, source.path) for s in specs}
     targets = Targets(tuple(specs))
-    back = plan_their_export(whole.model, stored, targets, options, source=source)
+    back = plan_their_export(whole.model, stored, targets, options, source=source.path)
     if {t.name for t in back.tensors} == set(catalog):
         return None
     first = {t.name: t for t in local.tensors}

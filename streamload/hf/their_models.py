@@ -34,7 +34,7 @@ from streamload.mapping.fields import quantisation
 from streamload.planning.devices import device_of
 from streamload.planning.records import Plan, Targets, TargetSpec
 from streamload.sources.base import Source
-from streamload.sources.hub import folder_of
+from streamload.sources.config.companion_folder import config_folder
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,8 @@ def bind_by_library(
         if theirs.is_made:
             return found[0]
     if all(one.binding.unexpected for one in found) and other.unexpected and is_part(module):
-        folder = folder_of(source.path)
         # The part's own names may do without the whole; what they lack is told then.
-        with suppress(CheckpointError, PlanError):
+        with suppress(CheckpointError, PlanError), config_folder(source) as folder:
             whole = empty_model(config or {}, source.catalog, None, folder=folder, path=source.path)
             targets = module.state_dict().keys()
             found.append(bind_part(whole.names, source.catalog, prefix, targets))

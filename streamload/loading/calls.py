@@ -22,9 +22,10 @@ from streamload.loading.resolving import plan_load, resolve
 from streamload.loading.running import Run, run
 from streamload.mapping.binding import Mapper
 from streamload.module.commit import OnAssign, commit
-from streamload.planning.explaining import scale_notices
+from streamload.planning.explaining import exact_notices, scale_notices
 from streamload.planning.records import Plan
 from streamload.sources.base import Source
+from streamload.sources.config.generation_settings import GENERATION_FILE as _SETTINGS
 from streamload.sources.config.generation_settings import generation_settings
 from streamload.system.gc_pause import without_collections
 
@@ -70,7 +71,8 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
     pause = without_collections(_MANY if settings.maps else 0)
     with pause, open_values(path, settings) as source:
         model, config, job = build(source, settings)
-        generation, notices = generation_settings(source.path, config)
+        held = source.companion(_SETTINGS) if _SETTINGS in source.companions else None
+        generation, notices = generation_settings(source.path, config, held)
         finished = run(job)
         commit(model, finished.plan, finished.loaded)
     report = replace(finished.report, notices=(*finished.report.notices, *notices))
@@ -136,6 +138,8 @@ def load_state_dict(
         known = {spec.name: spec for spec in done.plan.stored.values()}
         # There is no report that could say it.
         texts = [*done.plan.meaning, *scale_notices(known, known)]
+        if settings.dtype is None:
+            texts += exact_notices(known)
         if source.objects:
             left_out = listed(map(repr, source.objects))
             texts.append(f"extra states that are no tensors, left out: {left_out}")

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import CheckpointError, PlanError
 from streamload.core.options import Settings
 from streamload.core.wording import printable
@@ -92,6 +93,8 @@ def resolve(
             targets = Targets((*targets.specs, *extra_state_specs(module)))
     except PlanError as error:
         raise PlanError(f"{printable(source.path)}: {error}") from error
+    if module is not None and any(p.is_meta for p in module.parameters()):
+        settings = with_default_dtype(source, settings)
     if theirs is None and isinstance(mapping, str):
         theirs = their_module(module, settings.dtype)
     if theirs is not None and targets is not None:
@@ -131,6 +134,13 @@ def resolve(
         notices = (*notices, *own.notices)
     known = (notices, config, theirs, transient_bytes, own)
     return Job(source, module, settings, targets, mapper, binding, *known)
+
+
+def with_default_dtype(source: Source, settings: Settings) -> Settings:
+    """The settings for a new module: with the source's own dtype where none is asked for."""
+    if settings.dtype is not None or not source.default_dtype:
+        return settings
+    return replace(settings, dtype=BY_NAME[source.default_dtype])
 
 
 def _safe_mode(source: Source, settings: Settings) -> tuple[Settings, tuple[str, ...]]:

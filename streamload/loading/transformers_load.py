@@ -15,13 +15,13 @@ from streamload.hf.their_models import empty_model
 from streamload.loading.budget import measured
 from streamload.loading.calls import Loaded
 from streamload.loading.opening import open_values
-from streamload.loading.resolving import Job, plan_load, resolve
+from streamload.loading.resolving import Job, plan_load, resolve, with_default_dtype
 from streamload.loading.running import run
 from streamload.module.commit import commit
 from streamload.module.empty_weights import empty_weights
 from streamload.planning.records import Plan
 from streamload.sources.base import Source
-from streamload.sources.hub import folder_of
+from streamload.sources.config.companion_folder import config_folder
 
 
 class TransformersOptions(LoadOptions, total=False):
@@ -79,7 +79,8 @@ def load_transformers(
         finished = run(job)
         commit(model, finished.plan, finished.loaded)
         job.theirs.finish(finished.plan)
-        set_generation(model, folder_of(source.path))
+        with config_folder(source) as folder:
+            set_generation(model, folder)
     generation = getattr(model, "generation_config", None)
     return Loaded(
         model,
@@ -133,12 +134,13 @@ def build_theirs(
         PlanError: no model can be built of it.
     """
     file_config, notices = source.config()
-    with empty_weights():
+    settings = with_default_dtype(source, settings)
+    with empty_weights(), config_folder(source) as folder:
         theirs = empty_model(
             file_config or {},
             source.catalog,
             settings.dtype,
-            folder=folder_of(source.path),
+            folder=folder,
             path=source.path,
             cls=cls,
             key_mapping=key_mapping,

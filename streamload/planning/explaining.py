@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 
 from streamload.core import wording
+from streamload.core.dtypes import BY_NAME
 from streamload.core.findings import Finding
 from streamload.core.report import ShapeMismatch
 from streamload.core.specs import TensorSpec
@@ -129,3 +131,12 @@ def scale_notices(unused: Iterable[str], stored: Mapping[str, TensorSpec]) -> It
 
 def _leaf(name: str) -> str:
     return name.rpartition(".")[2]
+
+
+def exact_notices(stored: Mapping[str, TensorSpec]) -> Iterable[str]:
+    """What became of quantised tensors where nobody asked for a dtype."""
+    counts = Counter((s.stored_dtype, s.dtype) for s in stored.values() if s.encoding)
+    for (old, new), count in counts.items():
+        if old != new:
+            what = f"{wording.plural(count, 'tensor')} of {old}"
+            yield f"{what}, decoded to {BY_NAME[new].torch_name}, which is exact; dtype= casts"

@@ -86,12 +86,12 @@ def convert(
         config, notices = config_or_guess(opened.config(), catalog)
         conversion = plan_conversion(catalog, config, names, options, source=opened.path)
         if conversion.names == "stored" and names == "published" and config and is_installed():
-            theirs = plan_their_conversion(catalog, config, options, source=opened.path)
+            theirs = plan_their_conversion(opened, catalog, config, options)
             conversion = Conversion(theirs, names, config) if theirs else conversion
         plan = only_writable(conversion.plan)
         plan.raise_if_refused()
         _refuse_unequal_ties(plan, opened)
-        extras = _extras(opened, plan, conversion.config, target)
+        extras, left = _extras(opened, plan, conversion.config, target)
         report = write_checkpoint(
             plan,
             opened,
@@ -103,7 +103,7 @@ def convert(
             progress=progress,
         )
         notices += (*plan.notices, *_casts(plan.ledger), *report.notices)
-        notices += tuple(_about(opened, conversion.names, target, extras))
+        notices += (*left, *_about(opened, conversion.names, target, extras))
     return replace(
         report,
         names=conversion.names,
@@ -141,14 +141,27 @@ def _refuse_unequal_ties(plan: Plan, source: Source) -> None:
 
 def _extras(
     source: Source, plan: Plan, config: Mapping[str, Any] | None, path: str
-) -> dict[str, bytes]:
-    """Small files for the new folder; none beside a single file."""
+) -> tuple[dict[str, bytes], list[str]]:
+    """Small files for the new folder, none beside a single file; and what could not be made."""
     if _is_file(path):
-        return {}
-    extras = companions(folder_of(source.path), path)
+        return {}, []
+    extras, left = _companions(source, path)
     if config is not None:
         extras["config.json"] = config_text(config, plan)
-    return extras
+    return extras, left
+
+
+def _companions(source: Source, path: str) -> tuple[dict[str, bytes], list[str]]:
+    """Those inside the checkpoint's files, else those beside them."""
+    if not source.companions:
+        return companions(folder_of(source.path), path), []
+    extras, left = {}, []
+    for name in source.companions:
+        try:
+            extras[name] = source.companion(name)
+        except CheckpointError as error:
+            left.append(f"{name} is not written: {error}")
+    return extras, left
 
 
 def _is_file(path: str) -> bool:

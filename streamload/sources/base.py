@@ -27,6 +27,10 @@ class Source(ABC):
         objects: extra states that are no tensors, by stored name.
         versions: what a saved state dict notes of each module (``version`` and more), by the
             module's path.
+        default_dtype: safetensors name of the dtype that a new module gets where nobody asks for
+            one; ``""`` where each tensor keeps its own.
+        companions: names of the small files that it holds inside (``tokenizer.json``), which
+            with other formats lie beside.
 
     Contract (each source passes ``tests/sources/conformance.py``):
         ``read_into`` is thread safe, fills the whole buffer or raises ReadError, and never moves
@@ -38,6 +42,8 @@ class Source(ABC):
     is_replaced_whole = True
     objects: Mapping[str, StoredObject] = MappingProxyType({})
     versions: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    default_dtype: str = ""
+    companions: tuple[str, ...] = ()
 
     @property
     def files(self) -> Collection[str]:
@@ -68,6 +74,14 @@ class Source(ABC):
     def adapter(self) -> dict[str, Any] | None:
         """What lies beside the checkpoint as ``adapter_config.json``, if anything does."""
         return None
+
+    def companion(self, name: str) -> bytes:
+        """One of ``companions``.
+
+        Raises:
+            CheckpointError: what it is made of cannot be used.
+        """
+        raise KeyError(name)
 
     def prefetch(self, extent: Extent) -> None:  # noqa: B027  # only a hint
         """Hint that the extent is read soon."""

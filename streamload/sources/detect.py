@@ -27,15 +27,17 @@ from streamload.sources.safetensors.safetensors_files import open_safetensors
 
 _LOOKED_FOR = (
     "model.safetensors.index.json, one .safetensors file, pytorch_model.bin(.index.json), "
-    "one .bin/.pt/.pth/.ckpt file, or layer_NN-model_PP-model_states.pt files"
+    "one .bin/.pt/.pth/.ckpt/.gguf file, or layer_NN-model_PP-model_states.pt files"
 )
+
+_GGUF = b"GGUF"
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Source:
     """Open a checkpoint: headers are read, no tensor is.
 
     Args:
-        path: a safetensors, .pt or .bin file, an ``*.index.json``, a folder that holds one of
+        path: a safetensors, .pt, .bin or GGUF file, an ``*.index.json``, a folder that holds one of
             these, a folder of raw GPT-NeoX partitions, or ``hf:ORG/NAME[@REVISION]`` in the local
             hub cache.
 
@@ -68,6 +70,19 @@ def open_layers(
         raise CheckpointError(
             str(error), path=given, tensor=error.tensor, problems=error.problems
         ) from error
+
+
+def may_hold_companions(path: str | os.PathLike[str]) -> bool:
+    """False where small files can only lie beside a checkpoint's own; by names and first bytes."""
+    given = os.fsdecode(path)
+    try:
+        real = find_in_hub_cache(given) if is_hub_name(given) else given
+        if os.path.isdir(real):
+            return any(name.lower().endswith(".gguf") for name in names_in(real))
+        with OpenFile(real) as file:
+            return file.size_bytes >= len(_GGUF) and file.read(0, len(_GGUF)) == _GGUF
+    except CheckpointError:
+        return False  # who opens it is told why
 
 
 def _open_path(real: str, given: str, layers: frozenset[int] | None, prefix: str | None) -> Source:
@@ -105,7 +120,7 @@ def _open_folder(
 
     names = [name for name in names_in(folder) if not name.startswith(".")]
     files = [name for name in names if not os.path.isdir(os.path.join(folder, name))]
-    for endings in ((".safetensors",), TORCH_ENDINGS, (".ckpt",)):
+    for endings in ((".safetensors",), TORCH_ENDINGS, (".ckpt",), (".gguf",)):
         if endings == TORCH_ENDINGS and is_distcp(folder):  # a .pt beside it holds no weights
             return open_distcp(folder, given=given, prefix=prefix)
         with naming(folder):
@@ -173,6 +188,12 @@ def _open_files(
     is_torch = not looks_safe and (
         start.startswith(b"PK\x03\x04") or (is_pickle and len(start) > 8)
     )
+    claims_gguf = path.lower().endswith(".gguf") and not (looks_safe or is_torch)
+    # As a length of a header, its mark is more than one may have.
+    if start.startswith(_GGUF) or (claims_gguf and not describe_start(start)):
+        from streamload.sources.gguf.gguf_files import open_gguf
+
+        return open_gguf(paths, given=given)
     if is_torch and path.lower().endswith(".safetensors"):
         raise CheckpointError(
             "is a pickle-based torch file under a .safetensors name; it is not opened", path=path

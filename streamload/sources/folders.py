@@ -20,7 +20,8 @@ _PARTS_OF_ONE = re.compile(
     r"consolidated\.\d+\.(pth|pt)|shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors"
 )
 # How the names of files begin that stand beside weights and are none.
-NOT_WEIGHTS = ("adapter_", "optimizer", "training_args", "scheduler", "rng_state")
+# (``mmproj``: llama.cpp's vision projectors.)
+NOT_WEIGHTS = ("adapter_", "optimizer", "training_args", "scheduler", "rng_state", "mmproj")
 _VARIANT = re.compile(r"\.(fp16|bf16|fp32|fp8|int8|non_ema|ema)[.-]", re.IGNORECASE)
 # Best first.
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")

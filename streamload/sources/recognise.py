@@ -13,7 +13,7 @@ _UNPACK = "unpack it, and pass the checkpoint in it"
 _MAGIC = (
     (0, b"version https://git-lfs", "is a git-lfs pointer, not the checkpoint itself: fetch "
      "the file with `git lfs pull`"),
-    (0, b"GGUF", "is a GGUF file (llama.cpp), which is not read; pass the original safetensors"),
+    (0, b"GGUF", "is a GGUF file (llama.cpp), which is read by itself, not among others"),
     (0, b"lmgg", "is a GGML file (llama.cpp), which is not read"),
     (0, b"tjgg", "is a GGML file (llama.cpp), which is not read"),
     (0, b"\x89HDF\r\n\x1a\n", "is an HDF5 file (Keras or TensorFlow weights), which is not read"),
@@ -73,9 +73,6 @@ def describe_folder(folder: str, names: Sequence[str]) -> str | None:
             "is a DeepSpeed ZeRO checkpoint: its weights are cut up between the ranks' files; put "
             "them together with the zero_to_fp32.py beside them: python zero_to_fp32.py . OUT"
         )
-    gguf = [name for name in names if name.lower().endswith(".gguf")]
-    if gguf:
-        return f"holds a GGUF file ({gguf[0]}, llama.cpp), which is not read"
     other = [n for n in names if n.lower().endswith((".h5", ".onnx", ".msgpack", ".npz", ".nemo"))]
     return f"holds {other[0]}, which is of a kind that is not read" if other else None
 

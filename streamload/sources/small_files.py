@@ -55,6 +55,11 @@ def read_object(path: str) -> dict[str, Any]:
     return value
 
 
+def dumped(value: object) -> bytes:
+    """A value as a line of JSON."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+
+
 def loads_strictly(text: bytes) -> Any:
     """JSON as the standard has it: UTF-8, no key twice, no NaN; not nested too deep, nor of so many
     values that a small text stands for a large object.

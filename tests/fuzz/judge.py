@@ -6,11 +6,14 @@ import contextlib
 import json
 import os
 import resource
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import gguf
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -59,7 +62,7 @@ class Verdict:
 
 
 def judged(path: str, kind: str, *, mode: str = "stream") -> Verdict:
-    """Read ``path`` both ways; ``kind`` names the reference."""
+    """Read ``path`` both ways; ``kind`` names the reference: a key of ``_REFERENCES``."""
     size = os.path.getsize(path)
     start_s = time.process_time()
     found: Mapping[str, torch.Tensor] | None = None
@@ -83,7 +86,8 @@ def judged(path: str, kind: str, *, mode: str = "stream") -> Verdict:
         return Verdict("both refuse" if expected is None else "stricter", text, elapsed_s)
     if expected is None:
         return Verdict("beside" if _is_unharmed(found) else "laxer", f"{list(found)}", elapsed_s)
-    wrong = _difference(found, expected, exact=kind in ("safetensors", "index"))
+    # Which not-a-number a scale that is none gives is nobody's to say.
+    wrong = _difference(found, expected, exact=kind not in ("torch", "distributed"), nans=kind == "gguf")
     return Verdict("values" if wrong else "same", wrong, elapsed_s)
 
 
@@ -113,22 +117,29 @@ def at_most(nbytes: int) -> Iterator[None]:
 
 
 def _difference(
-    found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], *, exact: bool
+    found: Mapping[str, torch.Tensor],
+    expected: Mapping[str, torch.Tensor],
+    *,
+    exact: bool,
+    nans: bool = False,
 ) -> str:
     if exact and found.keys() != expected.keys():
         return f"names {sorted(found)} instead of {sorted(expected)}"
     for name, tensor in found.items():
         # Of a torch file only the state dict is taken, under the names it has inside.
         suitable = [t for path, t in expected.items() if path == name or path.endswith(f".{name}")]
-        if not any(_equal(tensor, other) for other in suitable):
+        if not any(_equal(tensor, other, nans=nans) for other in suitable):
             return f"{name!r} is {tensor!r}, expected {suitable!r}"
     return ""
 
 
-def _equal(one: torch.Tensor, two: torch.Tensor) -> bool:
+def _equal(one: torch.Tensor, two: torch.Tensor, *, nans: bool) -> bool:
+    """Bit for bit; with ``nans`` all numbers that are none are equal."""
     if one.dtype != two.dtype or one.shape != two.shape:
         return False
     flat = [t.detach().resolve_conj().resolve_neg().contiguous().view(-1) for t in (one, two)]
+    if nans and one.dtype == torch.float32:
+        flat = [t.where(~t.isnan(), torch.nan) for t in flat]
     return torch.equal(*(t.view(torch.uint8) if t.numel() else t for t in flat))
 
 
@@ -203,9 +214,48 @@ def _by_torch_distributed(path: str) -> dict[str, torch.Tensor] | None:
         return None
 
 
+# The reference reads a length as it stands, and loops as often.
+_REFERENCE_S = 2.0
+
+
+def _by_gguf(path: str) -> dict[str, torch.Tensor] | None:
+    """Values in float32 where they are quantised; None for what the library does not take."""
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, _REFERENCE_S)
+    try:
+        reader = gguf.GGUFReader(path)
+        return {t.name: _gguf_values(t) for t in reader.tensors}
+    except Exception:  # of every kind, as nothing is checked
+        return None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _gguf_values(tensor: gguf.ReaderTensor) -> torch.Tensor:
+    shape = [int(size) for size in tensor.shape[::-1]]
+    kind, data = tensor.tensor_type, np.array(tensor.data)
+    if kind == gguf.GGMLQuantizationType.BF16:
+        return torch.from_numpy(data.view(np.int16)).view(torch.bfloat16).reshape(shape)
+    if data.dtype != np.uint8:
+        return torch.from_numpy(data).reshape(shape)
+    if kind.name not in _DECODED:
+        raise ValueError(kind.name)
+    if not data.size:  # not for the library
+        return torch.empty(shape)
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(gguf.quants.dequantize(data, kind)).reshape(shape)
+
+
+_DECODED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 _REFERENCES = {
     "safetensors": _by_safetensors,
     "index": _by_index,
     "torch": _by_torch,
     "distributed": _by_torch_distributed,
+    "gguf": _by_gguf,
 }

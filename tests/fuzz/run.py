@@ -27,17 +27,19 @@ from tests.fuzz.files import (
     mutated_safetensors,
     mutated_zip,
 )
+from tests.fuzz.gguf_files import gguf_seeds, mutated_gguf
 from tests.fuzz.judge import LIMIT_S, Verdict, judged
 
 __all__ = ["KINDS", "main", "run"]
 
 # Kind → (share, file name, reference).
 KINDS = {
-    "safetensors header": (0.336, "m.safetensors", "safetensors"),
-    "index": (0.168, "m.safetensors.index.json", "index"),
-    "torch zip": (0.2016, "m.bin", "torch"),
-    "torch legacy": (0.1344, "m.pt", "torch"),
-    "distributed metadata": (0.16, "run/.metadata", "distributed"),
+    "safetensors header": (0.28, "m.safetensors", "safetensors"),
+    "index": (0.14, "m.safetensors.index.json", "index"),
+    "torch zip": (0.168, "m.bin", "torch"),
+    "torch legacy": (0.112, "m.pt", "torch"),
+    "distributed metadata": (0.15, "run/.metadata", "distributed"),
+    "gguf": (0.15, "m.gguf", "gguf"),
 }
 
 
@@ -45,6 +47,8 @@ def makers(kind: str, folder: str) -> Callable[[Random], bytes]:
     """A function that makes one mutated file; what must lie beside it is written to ``folder``."""
     if kind == "index":
         return lambda rng: mutated_index(seeds.index_text(), rng)
+    if kind == "gguf":
+        return lambda rng: mutated_gguf(rng.choice(gguf_seeds()), rng)
     found, change = {
         "safetensors header": (seeds.safetensors_seeds, mutated_safetensors),
         "torch zip": (seeds.zip_seeds, mutated_zip),

@@ -54,7 +54,7 @@ DAMAGED = {
     "json alone": (json.dumps(GOOD).encode(), "not a safetensors file"),
     "zeros": (bytes(64), "0 bytes long"),
     "noise": (b"\x93NUMPY\x01\x00v\x00{'descr': '<f4'}" + bytes(100), "not a safetensors file"),
-    "gguf": (b"GGUF\x03\0\0\0" + bytes(100), "not a safetensors file"),
+    "ggml": (b"lmgg\x03\0\0\0" + bytes(100), "not a safetensors file"),
     # cut short
     "empty": (b"", "empty"),
     "one byte": (WHOLE[:1], "1 bytes"),

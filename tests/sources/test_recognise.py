@@ -30,7 +30,7 @@ def arrays(save) -> bytes:
 
 
 KINDS = {
-    "gguf": (b"GGUF\3\0\0\0" + bytes(200), "GGUF"),
+    "ggml": (b"lmgg" + bytes(200), "GGML"),
     "hdf5": (b"\x89HDF\r\n\x1a\n" + bytes(200), "HDF5"),
     "onnx": (b"\x08\x08\x12\x07pytorch" + bytes(200), "ONNX"),
     "npy": (arrays(np.save), "numpy"),
@@ -58,7 +58,8 @@ def test_files_of_other_kinds_are_named(tmp_path, kind, name):
 FOLDERS = {
     "distributed": (["__0_0.distcp", "__1_0.distcp"], "without the .metadata"),
     "of one rank": (["__0.metadata", "__0_0.distcp"], "saved for itself"),
-    "gguf": (["model-Q4.gguf"], "GGUF"),
+    "gguf of several models": (["model-Q4.gguf", "model-Q8.gguf"], "pass the one that is meant"),
+    "gguf in name only": (["model-Q4.gguf"], "expected b'GGUF'"),
     "keras": (["tf_model.h5"], "tf_model.h5"),
     "zero": (["global_step5/zero_pp_rank_0_mp_rank_00_optim_states.pt", "latest"],
              "zero_to_fp32"),

@@ -160,14 +160,24 @@ def _read_prompt(
     """The tokenizer, if the prompt is a text, and the prompt's token ids."""
     if prompt is None:
         return None, list(tokens or ())
-    from streamload.generation.tokenizer import load_tokenizer
-    from streamload.sources.hub import folder_of
-
-    tokenizer = load_tokenizer(folder_of(path))
+    tokenizer = _tokenizer(path)
     ids = tokenizer.encode(prompt)
     if not ids:
         raise click.UsageError("the prompt has no tokens: give at least one character")
     return tokenizer, ids
+
+
+def _tokenizer(path: str) -> Tokenizer:
+    """The one inside the checkpoint's files, else the one beside them."""
+    from streamload.generation.tokenizer import TOKENIZER_FILE, load_tokenizer, made_tokenizer
+    from streamload.sources.detect import may_hold_companions, open_checkpoint
+    from streamload.sources.hub import folder_of
+
+    if may_hold_companions(path):
+        with open_checkpoint(path) as source:
+            if TOKENIZER_FILE in source.companions:
+                return made_tokenizer(source.companion(TOKENIZER_FILE), source.path)
+    return load_tokenizer(folder_of(path))
 
 
 def _drawing(sampling: Mapping[str, Any], left: Sequence[str]) -> Iterator[str]:

@@ -46,6 +46,7 @@ def as_dict(source: Source, notices: Sequence[str] = ()) -> dict[str, Any]:
         "files": {printable(file): nbytes for file, nbytes in _nbytes_by(source, "file").items()},
         "metadata": dict(catalog.metadata),
         "notices": [*catalog.notices, *notices],
+        "problems": list(catalog.problems),
     }
 
 
@@ -69,6 +70,7 @@ def as_text(source: Source, *, show_all: bool, notices: Sequence[str] = ()) -> s
     by_dtype = _nbytes_by(source, "stored_dtype")
     lines += [f"{dtype}: {format_bytes(nbytes)}" for dtype, nbytes in by_dtype.most_common()]
     lines += [f"notice: {notice}" for notice in (*catalog.notices, *notices)]
+    lines += [f"not to be loaded: {problem}" for problem in catalog.problems]
     return "\n".join(lines)
 
 
@@ -92,7 +94,7 @@ def _tensor_lines(specs: list[TensorSpec], *, show_all: bool) -> list[str]:
 
 
 def _nbytes_by(source: Source, attribute: str) -> Counter[str]:
-    """Bytes of the tensors that share their ``stored_dtype`` or ``file``."""
+    """Bytes in the files of the tensors that share their ``stored_dtype`` or ``file``."""
     sizes: Counter[str] = Counter()
     for spec in source.catalog.values():
         sizes[getattr(spec, attribute)] += stored_bytes((spec,))

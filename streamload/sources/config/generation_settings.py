@@ -8,9 +8,9 @@ from typing import Any
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError
 from streamload.sources.hub import folder_of
-from streamload.sources.small_files import read_object
+from streamload.sources.small_files import loads_strictly, read_object
 
-_FILE = "generation_config.json"
+GENERATION_FILE = "generation_config.json"
 # What older checkpoints say of it in config.json, before there was a file of its own.
 _IN_CONFIG = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "do_sample", "temperature", "top_k"),
@@ -19,18 +19,22 @@ _IN_CONFIG = (
 
 
 def generation_settings(
-    path: str, config: Mapping[str, Any]
+    path: str, config: Mapping[str, Any], held: bytes | None = None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The settings for the checkpoint at ``path``, and a notice if its own file is damaged.
 
     Args:
         path: as the user gave it.
         config: as in ``config.json``; it fills what the other file leaves open.
+        held: the file, where the checkpoint has it inside.
     """
     notices: tuple[str, ...] = ()
     own: dict[str, Any] = {}
     try:
-        own = read_object(os.path.join(folder_of(path), _FILE))
+        if held is None:
+            own = read_object(os.path.join(folder_of(path), GENERATION_FILE))
+        else:
+            own = loads_strictly(held)
     except CheckpointNotFoundError:
         pass
     except CheckpointError as error:

@@ -28,6 +28,7 @@ class WrappingSource(Source):
         self.path = inner.path
         self.is_replaced_whole = inner.is_replaced_whole
         self.objects, self.versions = inner.objects, inner.versions
+        self.default_dtype, self.companions = inner.default_dtype, inner.companions
         self.inner = inner
         self.own = {spec.name: spec for spec in own}
         kept = {name: spec for name, spec in inner.catalog.items() if name not in hidden}
@@ -64,6 +65,9 @@ class WrappingSource(Source):
 
     def adapter(self) -> dict[str, Any] | None:
         return self.inner.adapter()
+
+    def companion(self, name: str) -> bytes:
+        return self.inner.companion(name)
 
     def prefetch(self, extent: Extent) -> None:
         self.inner.prefetch(extent)
