@@ -49,7 +49,7 @@ DEFAULTS = {
     },
 }
 OPTIONS = (
-    "dtype device mode layout workers chunk_bytes strict layers prefix check_memory ties overflow "
+    "dtype device mode layout workers chunk_bytes ring_bytes strict layers prefix check_memory ties overflow "
     "replicas cache progress on_layer quantize"
 )
 

@@ -9,14 +9,13 @@ steps touches the destination's memory many times.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import gcd
+from typing import NamedTuple
 
 from streamload.core.specs import Shape, StridedCopy
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One strided copy out of a block; ``source_offset`` counts from the block's start."""
 
     target: int
@@ -27,8 +26,7 @@ class Part:
     target_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Stored elements ``start`` to ``stop`` of one tensor, and the copies to make of them.
 
     ``staged``: cast all of it into staging first. ``direct``: the part is one contiguous run on

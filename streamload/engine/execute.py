@@ -114,6 +114,7 @@ def execute(
     finally:
         for name in run.overwritten:
             _tell_autograd(targets[name])
+    run.findings += map(Finding, lane.notices())
     run.bytes_read += counter.done
     run.bytes_written = plan.bytes_to_write
     return run
@@ -166,7 +167,14 @@ class _Stream:
         if not any(group.tensors for group in groups):
             return
         overflows: dict[str, int] = {}
-        feed = GroupFeed(self.plan, groups, memory, self.counter)
+        feed = GroupFeed(
+            self.plan,
+            groups,
+            memory,
+            self.counter,
+            opening=self.lane.opening,
+            batch_bytes=self.lane.batch_bytes,
+        )
 
         def tick() -> None:
             self.counter.tell()

@@ -28,6 +28,8 @@ class Job(NamedTuple):
         extent: the bytes the job reads, if they lie in a file.
         nbytes: how many it reads.
         target: number of the first destination it writes.
+        parts: several jobs that are read at once, see ``joining``; ``spec`` and ``chunks`` are
+            then the first one's, ``extent`` is all of theirs and what lies between.
     """
 
     spec: TensorSpec
@@ -35,6 +37,7 @@ class Job(NamedTuple):
     extent: Extent | None
     nbytes: int
     target: int
+    parts: tuple[Job, ...] = ()
 
 
 def jobs_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -74,6 +74,7 @@ class WorkerPool:
         finally:
             for thread in begun:
                 end_thread(thread)
+            self._settle(begun)
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -85,6 +86,16 @@ class WorkerPool:
             self._news.wait_for(lambda: self._has_news or not self._at_work, _POLL_S)
             self._has_news = False
             return self._at_work > 0
+
+    def _settle(self, begun: Sequence[threading.Thread]) -> None:
+        """Nothing may be under way when memory goes back, whatever happened."""
+        if not begun:
+            return
+        try:
+            self._lane.settle()
+        except BaseException as error:
+            # A device that failed says so to whoever asks it next; the first one counts.
+            self._error = self._error or error
 
     def _halt(self) -> None:
         self._stop.set()
@@ -116,6 +127,22 @@ class WorkerPool:
                 self._news.notify()
 
     def _carry(self, job: Job, worker: LaneWorker) -> None:
+        if job.parts:
+            destinations = self._feed.destinations
+            for one in job.parts:
+                for part in one.chunks[0].parts:
+                    destinations[part.target].touched = True
+            worker.carry_joined(job, self._source, destinations)
+        else:
+            self._carry_alone(job, worker)
+        if self._release and job.extent is not None:
+            self._source.release(job.extent)
+        if self._feed.done(job):
+            with self._news:
+                self._has_news = True
+                self._news.notify()
+
+    def _carry_alone(self, job: Job, worker: LaneWorker) -> None:
         read = Reader(self._source, job.spec)
         dtype = torch_dtype(job.spec.dtype)
         try:
@@ -129,9 +156,3 @@ class WorkerPool:
                     str(error), path=job.spec.file, tensor=job.spec.name
                 ) from error
             raise
-        if self._release and job.extent is not None:
-            self._source.release(job.extent)
-        if self._feed.done(job):
-            with self._news:
-                self._has_news = True
-                self._news.notify()

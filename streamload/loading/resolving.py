@@ -10,9 +10,9 @@ from typing import Any
 from torch import nn
 
 from streamload.core.errors import CheckpointError, PlanError
-from streamload.core.options import Settings
+from streamload.core.options import SLOT_BYTES, Settings
 from streamload.core.wording import printable
-from streamload.engine.lanes.choice import unusable
+from streamload.engine.lanes.choice import settled, unholdable, unusable
 from streamload.engine.on_layer import OnLayer
 from streamload.hf.their_models import TheirModule, bind_by_library, their_module
 from streamload.loading.meanings import with_meanings
@@ -25,6 +25,7 @@ from streamload.module.overlap import in_place_problems
 from streamload.module.quantizing import quantized_plan, quantizing
 from streamload.module.targets import targets_of, wrapper_problems
 from streamload.planning.build import build_plan
+from streamload.planning.device_memory import on_host
 from streamload.planning.records import Plan, Targets
 from streamload.saving.cache.through import cache_settings
 from streamload.sources.base import Source
@@ -94,6 +95,7 @@ def resolve(
         theirs = their_module(module, settings.dtype)
     if theirs is not None and targets is not None:
         targets = theirs.targets(targets)
+    settings = _on_devices(settings, targets)
     is_empty = module is None or any(p.is_meta for p in module.parameters())
     settings = cache_settings(settings, is_empty=is_empty)
     if settings.mode == "auto":
@@ -129,6 +131,14 @@ def resolve(
         notices = (*notices, *own.notices)
     known = (notices, config, theirs, transient_bytes, own)
     return Job(source, module, settings, targets, mapper, binding, *known)
+
+
+def _on_devices(settings: Settings, targets: Targets | None) -> Settings:
+    """The settings with devices by number, also for what is overwritten where it is."""
+    held = set() if targets is None else {s.device for s in targets.specs if not s.is_meta}
+    if not settings.chunk_is_given and not all(map(on_host, held)):
+        settings = replace(settings, chunk_bytes=SLOT_BYTES)
+    return settled(settings, () if targets is None or targets.any_meta else held)
 
 
 def _safe_mode(source: Source, settings: Settings) -> tuple[Settings, tuple[str, ...]]:
@@ -170,6 +180,7 @@ def _plan(job: Job) -> Plan:
     device = settings.device
     devices = (device,) if isinstance(device, str) else sorted(set(device.values()))
     problems = [why for device in devices if (why := unusable(device))]
+    problems = problems or _unholdable(plan)
     if job.module is not None:
         plan = plan.with_findings(*wrapper_problems(job.module, plan))
         problems += in_place_problems(job.module, plan)
@@ -188,6 +199,19 @@ def _plan(job: Job) -> Plan:
             return quantized_plan(plan, job.module)
         problems.append("quantize needs a module, whose linear layers it can tell")
     return plan.refused(*problems)
+
+
+def _unholdable(plan: Plan) -> list[str]:
+    """Dtypes that a device has not, each told by the first tensor that would have it."""
+    first: dict[tuple[str, str], str] = {}
+    for tensor in plan.tensors:
+        if tensor.is_new and not on_host(tensor.device):
+            first.setdefault((tensor.device, tensor.dtype), tensor.name)
+    return [
+        f"{name!r}: device {device!r} cannot hold {dtype}: {why}; dtype= casts it"
+        for (device, dtype), name in first.items()
+        if (why := unholdable(device, dtype))
+    ]
 
 
 def hook_for(plan: Plan) -> OnLayer | None:
