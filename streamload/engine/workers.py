@@ -10,7 +10,7 @@ import torch
 from streamload.core.errors import CheckpointError
 from streamload.engine.groups import GroupFeed
 from streamload.engine.jobs import Job, JobQueue, Reader
-from streamload.engine.lanes.base import Lane, LaneWorker
+from streamload.engine.lanes.base import Destinations, Lane, LaneWorker
 from streamload.engine.threads import use_one_torch_thread
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
@@ -134,7 +134,7 @@ class WorkerPool:
                     destinations[part.target].touched = True
             worker.carry_joined(job, self._source, destinations)
         else:
-            self._carry_alone(job, worker)
+            send(job, self._source, worker, self._feed.destinations)
         if self._release and job.extent is not None:
             self._source.release(job.extent)
         if self._feed.done(job):
@@ -142,17 +142,21 @@ class WorkerPool:
                 self._has_news = True
                 self._news.notify()
 
-    def _carry_alone(self, job: Job, worker: LaneWorker) -> None:
-        read = Reader(self._source, job.spec)
-        dtype = torch_dtype(job.spec.dtype)
-        try:
-            for chunk in job.chunks:
-                for part in chunk.parts:
-                    self._feed.destinations[part.target].touched = True
-                worker.carry(chunk, dtype, read, self._feed.destinations)
-        except CheckpointError as error:
-            if error.tensor is None:
-                raise CheckpointError(
-                    str(error), path=job.spec.file, tensor=job.spec.name
-                ) from error
-            raise
+
+def send(job: Job, source: Source, worker: LaneWorker, destinations: Destinations) -> None:
+    """Carry a job that is read by itself.
+
+    Raises:
+        ReadError, CheckpointError: with file and tensor.
+    """
+    read = Reader(source, job.spec)
+    dtype = torch_dtype(job.spec.dtype)
+    try:
+        for chunk in job.chunks:
+            for part in chunk.parts:
+                destinations[part.target].touched = True
+            worker.carry(chunk, dtype, read, destinations)
+    except CheckpointError as error:
+        if error.tensor is None:
+            raise CheckpointError(str(error), path=job.spec.file, tensor=job.spec.name) from error
+        raise

@@ -38,7 +38,7 @@ def without(number):
     node = None if number is None else found[number]
     for parent in ast.walk(tree):
         for _, body in ast.iter_fields(parent):
-            if isinstance(body, list) and node in body:
+            if node is not None and isinstance(body, list) and node in body:
                 body[body.index(node)] = ast.copy_location(ast.Pass(), node)
     module = types.ModuleType(f"{device.__name__}_without_{number}")
     exec(compile(tree, f"<without {number}>", "exec"), module.__dict__)

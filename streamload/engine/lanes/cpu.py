@@ -125,6 +125,7 @@ class CpuWorker:
                 _copy_part(raw, part, destinations[part.target])
 
     def carry_joined(self, job: Job, source: Source, destinations: Sequence[Destination]) -> None:
+        del job, source, destinations
         raise AssertionError("nothing is joined for this lane")
 
     def close(self) -> None:
