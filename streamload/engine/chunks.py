@@ -59,11 +59,11 @@ def cut(
         staging_bytes: bound of a staged panel, in target bytes.
     """
     name = copies[0][1].stored_name
-    first = min(copy.source_offset for _, copy in copies)
-    last = max(copy.source_end for _, copy in copies)
     if len(copies) == 1 and copies[0][1].is_run:
         yield from _runs(name, *copies[0], max(chunk_bytes // itemsize, 1))
         return
+    first = min(copy.source_offset for _, copy in copies)
+    last = max(copy.source_end for _, copy in copies)
     unit = _row_unit(copies, last)
     staged = any(copy.turns for _, copy in copies)
     budget = staging_bytes // staged_itemsize if staged else chunk_bytes // itemsize

@@ -161,10 +161,11 @@ class GroupFeed:
 
     def _device_of(self, job: Job) -> str | None:
         """The one device that a job writes to, unless that is the host."""
-        parts = job.chunks[0].parts
-        device = self.destinations[parts[0].target].device
-        is_one = all(self.destinations[part.target].device == device for part in parts[1:])
-        return device if is_one and device != "cpu" else None
+        device = self.destinations[job.target].device
+        for part in job.chunks[0].parts[1:]:
+            if self.destinations[part.target].device != device:
+                return None
+        return None if device == "cpu" else device
 
     def admit(self, job: Job) -> bool:
         """Wait until the job's group has memory; False if there is no point any more."""

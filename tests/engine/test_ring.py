@@ -11,6 +11,7 @@ import torch
 
 from streamload.core.errors import CheckpointError, ReadError, StreamloadError
 from streamload.core.options import Settings
+from streamload.core.specs import Extent
 from streamload.engine.execute import execute
 from streamload.engine.lanes.device import DeviceLane
 from streamload.engine.lanes.ring import Ring
@@ -89,7 +90,7 @@ class TestJoinedReads:
         stored = {"a": torch.tensor([7, 8, 9], dtype=torch.uint8), "b": torch.arange(5.0)}
         source = OneFile(stored)
         specs = dict(source.catalog.tensors)
-        extent = replace(specs["a"].extent, offset=1)  # "b" begins 3 bytes after it
+        extent = Extent(source.path, 1, 3)  # "b" begins 3 bytes after it
         specs["a"] = replace(specs["a"], extent=extent)
         source.catalog = replace(source.catalog, tensors=specs)
         source._bytes[1:4] = bytes([7, 8, 9])
