@@ -13,10 +13,12 @@ class Machine(Protocol):
 
     Attributes:
         device: as ``device=`` takes it.
+        memory: where tensors are made beside a load; the same on a real one.
         others: more devices of the kind.
     """
 
     device: str
+    memory: str
     others: tuple[str, ...]
 
     def facts(self) -> dict[str, str]:
@@ -30,6 +32,9 @@ class Machine(Protocol):
 
     def free_bytes(self) -> int:
         """What can still be had, after what is kept for later was given back."""
+
+    def fill(self, but_bytes: int) -> object:
+        """Take all of the device's memory but so much, as long as what is returned lives."""
 
     def copy_s(self, nbytes: int, piece_bytes: int, *, pinned: bool) -> float:
         """Seconds that ``nbytes`` take from the host, ``piece_bytes`` at a time."""
@@ -47,7 +52,7 @@ class Cuda:
     def __init__(self) -> None:
         import torch
 
-        self.device = "cuda:0"
+        self.device = self.memory = "cuda:0"
         self.others = tuple(f"cuda:{i}" for i in range(1, torch.cuda.device_count()))
 
     @staticmethod
@@ -94,12 +99,18 @@ class Cuda:
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(self.device)[0])
 
+    def fill(self, but_bytes: int) -> object:
+        import torch
+
+        nbytes = max(self.free_bytes() - but_bytes, 0)
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.memory)
+
     def copy_s(self, nbytes: int, piece_bytes: int, *, pinned: bool) -> float:
         import torch
 
         slots = [torch.ones(piece_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(4)]
         target = torch.empty(piece_bytes * 4, dtype=torch.uint8, device=self.device)
-        places = target.split(piece_bytes)
+        places = target.view(4, piece_bytes)
         for source, place in zip(slots, places, strict=True):
             place.copy_(source, non_blocking=True)
         self.synchronize()
@@ -112,7 +123,8 @@ class Cuda:
     def keep_busy(self, milliseconds: float) -> None:
         import torch
 
-        torch.cuda._sleep(int(milliseconds * 1e6))  # cycles, of which there are 1 to 2 a ns
+        sleep: Any = torch.cuda._sleep
+        sleep(int(milliseconds * 1e6))  # cycles, of which there are 1 to 2 a ns
 
     def has_context(self, device: str) -> bool:
         import torch

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import streamload
@@ -41,7 +42,9 @@ def ceilings(machine: Machine, sizes: Sizes) -> Rows:
         except OSError as error:
             yield Row(f"reading, cold, {kind}", f"not here: {error}")
             continue
-        yield Row(f"reading, cold, {kind}", gb_per_s(nbytes, seconds) + (f" ({why})" if why else ""))
+        yield Row(
+            f"reading, cold, {kind}", gb_per_s(nbytes, seconds) + (f" ({why})" if why else "")
+        )
 
 
 def bandwidth(machine: Machine, sizes: Sizes) -> Rows:
@@ -57,7 +60,9 @@ def bandwidth(machine: Machine, sizes: Sizes) -> Rows:
         yield Row(f"load, warm, {workers} workers", gb_per_s(nbytes, seconds))
     for slots in (2, 4, 8, 24):
         seconds = _load_s(machine, path, workers=8, ring_bytes=slots * SLOT_BYTES)
-        yield Row(f"load, warm, a ring of {slots * SLOT_BYTES >> 20} MiB", gb_per_s(nbytes, seconds))
+        yield Row(
+            f"load, warm, a ring of {slots * SLOT_BYTES >> 20} MiB", gb_per_s(nbytes, seconds)
+        )
     share = best / ceiling
     yield Row("best load of the lower ceiling", f"{share:.0%}", "90%", share >= _LEAST_SHARE)
     why = page_cache.drop([path])
@@ -84,7 +89,8 @@ def peers(machine: Machine, sizes: Sizes) -> Rows:
     yield Row("streamload", gb_per_s(nbytes, own_s))
     for name, load in PEERS.items():
         try:
-            seconds = min(_timed(machine, lambda load=load: load(path, machine.device)) for _ in "ab")
+            call = partial(load, path, machine.device)
+            seconds = min(_timed(machine, call) for _ in range(2))
         except ImportError:
             yield Row(name, "not installed")
             continue

@@ -34,6 +34,7 @@ class Sizes:
     Attributes:
         folder: where files are made.
         file_bytes: of the file that rates are measured with.
+        part_bytes: of the tensors that are loaded again and again.
         small: tensors of 4 KiB.
         experts: tensors of 3 MiB.
         turns: how often what must never happen is tried.
@@ -43,6 +44,7 @@ class Sizes:
 
     folder: str
     file_bytes: int = 4 << 30
+    part_bytes: int = 4 << 20
     small: int = 100_000
     experts: int = 1000
     turns: int = 200

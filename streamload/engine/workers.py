@@ -113,7 +113,11 @@ class WorkerPool:
                             self._source.prefetch(extent)
                         if job is None or not self._feed.admit(job):
                             return
-                        self._carry(job, worker)
+                        send(job, self._source, worker, self._feed.destinations)
+                        if self._release and job.extent is not None:
+                            self._source.release(job.extent)
+                        if self._feed.done(job):
+                            self._tell()
             finally:
                 worker.close()
         except BaseException as error:
@@ -126,29 +130,24 @@ class WorkerPool:
                 self._at_work -= 1
                 self._news.notify()
 
-    def _carry(self, job: Job, worker: LaneWorker) -> None:
-        if job.parts:
-            destinations = self._feed.destinations
-            for one in job.parts:
-                for part in one.chunks[0].parts:
-                    destinations[part.target].touched = True
-            worker.carry_joined(job, self._source, destinations)
-        else:
-            send(job, self._source, worker, self._feed.destinations)
-        if self._release and job.extent is not None:
-            self._source.release(job.extent)
-        if self._feed.done(job):
-            with self._news:
-                self._has_news = True
-                self._news.notify()
+    def _tell(self) -> None:
+        with self._news:
+            self._has_news = True
+            self._news.notify()
 
 
 def send(job: Job, source: Source, worker: LaneWorker, destinations: Destinations) -> None:
-    """Carry a job that is read by itself.
+    """Have a job's chunks read and written.
 
     Raises:
         ReadError, CheckpointError: with file and tensor.
     """
+    if job.parts:
+        for one in job.parts:
+            for part in one.chunks[0].parts:
+                destinations[part.target].touched = True
+        worker.carry_joined(job, source, destinations)
+        return
     read = Reader(source, job.spec)
     dtype = torch_dtype(job.spec.dtype)
     try:

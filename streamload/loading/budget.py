@@ -9,7 +9,7 @@ from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import MemoryBudgetError
 from streamload.core.wording import format_bytes, printable
 from streamload.module.quantizing import quantizing_bytes
-from streamload.planning.device_memory import device_bytes
+from streamload.planning.needed_memory import device_bytes
 from streamload.planning.records import Plan
 from streamload.system.memory import available_memory
 

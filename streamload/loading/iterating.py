@@ -22,9 +22,9 @@ from streamload.engine.lanes.choice import lane_for, settled, unusable
 from streamload.engine.lanes.cpu import refuse_odd_bools
 from streamload.engine.workers import send
 from streamload.planning.build import build_plan
-from streamload.planning.device_memory import on_host
 from streamload.planning.dtype_rules import DtypeError, target_dtype
 from streamload.planning.explaining import scale_notices
+from streamload.planning.needed_memory import on_host
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
 from streamload.sources.detect import open_layers

@@ -25,7 +25,7 @@ from streamload.module.overlap import in_place_problems
 from streamload.module.quantizing import quantized_plan, quantizing
 from streamload.module.targets import targets_of, wrapper_problems
 from streamload.planning.build import build_plan
-from streamload.planning.device_memory import on_host
+from streamload.planning.needed_memory import on_host
 from streamload.planning.records import Plan, Targets
 from streamload.saving.cache.through import cache_settings
 from streamload.sources.base import Source

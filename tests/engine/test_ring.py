@@ -1,6 +1,7 @@
 """Slots and panels, what is counted, and what a load keeps of memory; the order of it all is
 checked by ``test_waits``."""
 
+import gc
 import threading
 import time
 import weakref
@@ -169,6 +170,30 @@ class TestMemory:
         assert "no page-locked memory" in notice
         assert "CUDA error: out of memory" in notice
         assert "more of this" not in notice
+
+    def test_ring_and_staging_go_with_the_load(self):
+        """Without waiting for the garbage collector, which may be far from its next turn."""
+        made = []
+
+        class Watching(FakeOps):
+            def _hold(self, tensor):
+                return tensor
+
+            def host(self, nbytes):
+                made.append(weakref.ref(slot := super().host(nbytes)))
+                return slot
+
+            def scratch(self, nbytes, stream):
+                made.append(weakref.ref(panel := super().scratch(nbytes, stream)))
+                return panel
+
+        gc.disable()
+        try:
+            load(Watching(device=DEVICE), stored_tensors(0), dtype=torch.float16, slots=4)
+            assert len(made) > 4
+            assert not [ref for ref in made if ref() is not None]
+        finally:
+            gc.enable()
 
     def test_nothing_is_under_way_when_a_load_has_failed(self):
         class Broken(OneFile):

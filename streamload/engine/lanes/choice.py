@@ -14,7 +14,7 @@ from streamload.engine.lanes.device import DeviceLane
 from streamload.engine.lanes.plain import PlainOps
 from streamload.engine.lanes.ring import DeviceOps
 from streamload.engine.lanes.several import DeviceLanes
-from streamload.planning.device_memory import on_host, ring_of
+from streamload.planning.needed_memory import on_host, ring_of
 from streamload.sources.blocks import torch_dtype
 
 

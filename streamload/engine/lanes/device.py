@@ -20,7 +20,7 @@ from streamload.engine.lanes.base import NO_MEMORY, Destinations
 from streamload.engine.lanes.cpu import refuse_odd_bools
 from streamload.engine.lanes.moves import OverflowCounts
 from streamload.engine.lanes.ring import DeviceOps, Move, Ring, Slot
-from streamload.planning.device_memory import PANELS
+from streamload.planning.needed_memory import PANELS
 from streamload.planning.records import PlannedTensor
 from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of, torch_dtype
@@ -59,12 +59,13 @@ class DeviceLane:
         self.ops = ops
         self.batch_bytes = slot_bytes
         self.copying, self.computing = ops.streams()
+        # Nothing here refers back to the lane: its memory goes with it, without a collection.
+        self._host = _HostMemory(ops, slot_bytes)
         self.ring = Ring(slots, self._host)
         self.panels = Ring(panels, lambda: NO_MEMORY)
         # For rows that are longer than a slot: one at a time, through many slots.
         self.wide = Ring(1, lambda: NO_MEMORY)
         self.counts = OverflowCounts(ops, self.computing)
-        self._notices: dict[str, None] = {}
         self._marks = ops.marks()
 
     def allocate(self, tensor: PlannedTensor) -> Tensor:
@@ -97,7 +98,7 @@ class DeviceLane:
             self.ops.wait(current, self.ops.record(stream))
 
     def notices(self) -> tuple[str, ...]:
-        return tuple(self._notices)
+        return tuple(self._host.notices)
 
     def room(self) -> Mapping[str, int]:
         free = self.ops.free_bytes()
@@ -108,15 +109,24 @@ class DeviceLane:
         now_held, now_high = self.ops.marks()
         return max((now_high if now_high > high else now_held) - held, 0)
 
-    def _host(self) -> Tensor:
+
+class _HostMemory:
+    """Makes the slots of a ring: page-locked as far as the system gives such memory."""
+
+    def __init__(self, ops: DeviceOps, nbytes: int) -> None:
+        self._ops = ops
+        self._nbytes = nbytes
+        self.notices: dict[str, None] = {}
+
+    def __call__(self) -> Tensor:
         try:
-            return self.ops.host(self.batch_bytes)
+            return self._ops.host(self._nbytes)
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
-            made = self.ops.pageable(self.batch_bytes)
-            text = "the system gave no page-locked memory for reading"
-            self._notices[f"{text}, so copies to {self.ops.device} are slower: {reason}"] = None
-            return made
+        made = self._ops.pageable(self._nbytes)
+        text = "the system gave no page-locked memory for reading"
+        self.notices[f"{text}, so copies to {self._ops.device} are slower: {reason}"] = None
+        return made
 
 
 class DeviceWorker:
