@@ -1,5 +1,6 @@
-"""``python -m bench compare | generate | scale``."""
+"""``python -m bench compare | generate | scale | device``."""
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -143,6 +144,42 @@ def scale_command(
         with open(picture, "wb") as file:
             file.write(_plots().scale(scale.series(lines, kind), across))
         say(f"Picture: {picture}")
+
+
+@main.command("device")
+@click.option("--only", multiple=True, help="A check by name; several times for several.")
+@click.option(
+    "--gib", type=click.FloatRange(min=0.1), default=4, show_default=True, help="Of file."
+)
+@click.option("--minutes", type=click.FloatRange(min=0.1), default=10, show_default=True)
+@click.option("--json", "path", type=click.Path(dir_okay=False), help="Where figures are written.")
+def device_command(only: tuple[str, ...], gib: float, minutes: float, path: str | None) -> None:
+    """What the way to a CUDA device does: rates, values, memory, failures.
+
+    Each check is a process of its own and is ended when its time is up.
+    """
+    from bench.device import running
+    from bench.device.machine import Cuda
+    from bench.device.rows import Sizes
+
+    known = {check.name for check in running.CHECKS}
+    if unknown := sorted(set(only) - known):
+        text = f"no check {unknown[0]!r}; there are {', '.join(sorted(known))}"
+        raise click.BadParameter(text, param_hint="--only")
+    if why := Cuda.absent():
+        raise click.ClickException(f"this needs a CUDA device: {why}")
+    folder = os.path.join(checkpoints.results_dir(), "checkpoints")
+    sizes = Sizes(folder, file_bytes=int(gib * 2**30) >> 26 << 26)
+    lines = list(running.run_all(sizes, only=only, total_s=60 * minutes, tell=_tell))
+    path = path or os.path.join(
+        checkpoints.results_dir(), f"device-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    )
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(lines, file, indent=1)
+    say(f"{running.report(lines)}\nRaw figures: {path}")
+    if any(row["ok"] is False for line in lines for row in line["rows"]):
+        raise SystemExit(1)
 
 
 def _checkpoint(model: str, path: str | None) -> str:

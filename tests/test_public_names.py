@@ -55,8 +55,8 @@ DEFAULTS = {
     },
 }
 OPTIONS = (
-    "dtype device mode layout workers chunk_bytes strict layers prefix check_memory ties overflow "
-    "replicas cache progress on_layer quantize"
+    "dtype device mode layout workers chunk_bytes ring_bytes strict layers prefix check_memory "
+    "ties overflow replicas cache progress on_layer quantize"
 )
 
 

@@ -47,6 +47,9 @@ _LOAD_OPTIONS = (
     _choice("--layout", ("contiguous", "stored"), _WHICH_LAYOUT),
     workers_option,
     chunk_bytes_option,
+    click.option(
+        "--ring-bytes", type=BLOCK_BYTES, help="Host memory on the way to a device, like 192MiB."
+    ),
     click.option("--layers", type=INDICES, help="Only these blocks, like 0,1,5-7."),
     prefix_option,
     _switch("strict", "Refuse missing, unexpected or misshapen tensors. [default: strict]"),

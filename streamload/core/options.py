@@ -33,8 +33,11 @@ class LoadOptions(TypedDict, total=False):
         layout: ``"contiguous"`` (default when streaming) or ``"stored"`` (default when mapping):
             transposed weights as strided views in the file's order of bytes. ``mode="auto"``
             without it leaves transposed what is wider than 16 bits.
-        workers: threads that read and cast; default: the cores there are, at most 8.
+        workers: threads that read and cast; default: the cores there are, at most 8, to a device
+            at most 16.
         chunk_bytes: how much one read brings; default 4 MiB, to a device 16 MiB.
+        ring_bytes: host memory that a load to a device goes through, for each device; default
+            192 MiB, or four buffers of 16 MiB more than there are workers.
         strict: refuse if anything is missing, unexpected or of another shape.
         layers: only these block indices (from 0) take part.
         prefix: only stored names under it, taken off.
@@ -56,6 +59,7 @@ class LoadOptions(TypedDict, total=False):
     layout: str | None
     workers: int | None
     chunk_bytes: int | None
+    ring_bytes: int | None
     strict: bool
     layers: Collection[int] | None
     prefix: str | None
@@ -79,6 +83,7 @@ class Settings:
     layout: str | None = None
     workers: int = 2
     chunk_bytes: int = 4 << 20
+    ring_bytes: int = 192 << 20
     strict: bool = True
     layers: frozenset[int] | None = None
     prefix: str | None = None
@@ -94,6 +99,7 @@ class Settings:
     expected_layers: int | None = None
 
     staging_bytes: int = 32 << 20
+    chunk_is_given: bool = True
 
     @property
     def maps(self) -> bool:
@@ -120,6 +126,12 @@ _CHOICES = {
     "quantize": (None, "int8"),
 }
 MOST_WORKERS = 8
+# The bus to a device is faster than eight readers.
+_MOST_DEVICE_WORKERS = 16
+# A device's ring: the bus likes pieces of this size, and several of them under way.
+SLOT_BYTES = 16 << 20
+_LEAST_SLOTS = 12
+_SLOTS_BESIDE_WORKERS = 4
 
 
 def settings_from(options: Mapping[str, Any], mode: str = "stream") -> Settings:
@@ -140,12 +152,20 @@ def settings_from(options: Mapping[str, Any], mode: str = "stream") -> Settings:
     values["dtype"] = _dtype(values.get("dtype"))
     values["device"] = _device(values.get("device", "cpu"))
     values["layers"] = _layers(values.get("layers"))
-    threads = min(usable_cpus(), MOST_WORKERS)
-    values["workers"] = _positive("workers", values.get("workers"), threads)
-    # The bus to a device likes larger pieces, and the ring's buffers are as large.
-    default = 4 << 20 if _is_host(values["device"]) else 16 << 20
+    is_host = _is_host(values["device"])
+    threads = min(usable_cpus(), MOST_WORKERS if is_host else _MOST_DEVICE_WORKERS)
+    workers = values["workers"] = _positive("workers", values.get("workers"), threads)
+    values["chunk_is_given"] = values.get("chunk_bytes") is not None
+    default = 4 << 20 if is_host else SLOT_BYTES
     values["chunk_bytes"] = _positive("chunk_bytes", values.get("chunk_bytes"), default)
+    default = SLOT_BYTES * slots_for(workers)
+    values["ring_bytes"] = _positive("ring_bytes", values.get("ring_bytes"), default)
     return Settings(**values)
+
+
+def slots_for(workers: int) -> int:
+    """Buffers of a ring: one for each reader, and some that are being copied meanwhile."""
+    return max(_LEAST_SLOTS, workers + _SLOTS_BESIDE_WORKERS)
 
 
 def bound_of_shards(value: Any) -> int | None:

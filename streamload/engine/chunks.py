@@ -9,14 +9,13 @@ steps touches the destination's memory many times.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import gcd, lcm
+from typing import NamedTuple
 
 from streamload.core.specs import Shape, StridedCopy
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One strided copy out of a block; ``source_offset`` counts from the block's start."""
 
     target: int
@@ -27,8 +26,7 @@ class Part:
     target_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Stored elements ``start`` to ``stop`` of one tensor, and the copies to make of them.
 
     ``staged``: cast all of it into staging first. ``direct``: the part is one contiguous run on
@@ -63,12 +61,12 @@ def cut(
         quantum: blocks begin and end at multiples of so many elements, as far as copies do.
     """
     name = copies[0][1].stored_name
-    first = min(copy.source_offset for _, copy in copies)
-    last = max(copy.source_end for _, copy in copies)
     if len(copies) == 1 and copies[0][1].is_run:
         step = max(chunk_bytes // itemsize // quantum, 1) * quantum
         yield from _runs(name, *copies[0], step, quantum)
         return
+    first = min(copy.source_offset for _, copy in copies)
+    last = max(copy.source_end for _, copy in copies)
     unit = _row_unit(copies, last)
     unit = min(lcm(unit, quantum), last)
     staged = any(copy.turns for _, copy in copies)

@@ -31,6 +31,7 @@ from streamload.engine.workers import WorkerPool
 from streamload.planning.records import Plan, PlannedTensor
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
+from streamload.system.gc_pause import without_collections
 
 
 @dataclass
@@ -115,6 +116,7 @@ def execute(
     finally:
         for name in run.overwritten:
             _tell_autograd(targets[name])
+    run.findings += map(Finding, lane.notices())
     run.bytes_read += counter.done
     run.bytes_written = plan.bytes_to_write
     return run
@@ -164,10 +166,28 @@ class _Stream:
         ahead: int = AHEAD,
     ) -> None:
         """Fill all targets of the groups, and hand each group to ``keep`` when it is complete."""
-        if not any(group.tensors for group in groups):
-            return
+        count = sum(len(group.tensors) for group in groups)
+        # Blocks that are handed out may leave cycles, and memory in them.
+        with without_collections(count if len(groups) == 1 else 0):
+            if count:
+                self._fill(groups, memory, keep, ahead)
+
+    def _fill(
+        self,
+        groups: Sequence[Group],
+        memory: Memory,
+        keep: Callable[[Group, dict[str, torch.Tensor]], None],
+        ahead: int,
+    ) -> None:
         overflows: dict[str, int] = {}
-        feed = GroupFeed(self.plan, groups, memory, self.counter)
+        feed = GroupFeed(
+            self.plan,
+            groups,
+            memory,
+            self.counter,
+            opening=self.lane.opening,
+            batch_bytes=self.lane.batch_bytes,
+        )
 
         def tick() -> None:
             self.counter.tell()

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
 
 from streamload.core.options import Progress
 from streamload.engine.jobs import Job, jobs_of
+from streamload.engine.joining import joined
 from streamload.engine.lanes.base import NO_MEMORY, Destination
 from streamload.planning.records import Plan, PlannedTensor
 
@@ -55,6 +57,8 @@ def in_layers(tensors: Sequence[PlannedTensor]) -> list[Group]:
 
 # Makes the memory of a target, or gives the tensor that is overwritten.
 Memory: TypeAlias = Callable[[PlannedTensor], torch.Tensor]
+# Is entered while the memory of a group is made.
+Opening: TypeAlias = Callable[[Sequence[PlannedTensor]], AbstractContextManager[None]]
 
 
 class Counter:
@@ -95,6 +99,8 @@ class GroupFeed:
         groups: in the order in which they are filled.
         memory: of a target that workers fill.
         counter: told of every job that is done.
+        opening: entered while a group's memory is made.
+        batch_bytes: see Lane.
     """
 
     def __init__(
@@ -103,8 +109,13 @@ class GroupFeed:
         groups: Sequence[Group],
         memory: Memory,
         counter: Counter,
+        *,
+        opening: Opening = lambda _: nullcontext(),
+        batch_bytes: int = 0,
     ) -> None:
         self._plan = plan
+        self._opening = opening
+        self._batch_bytes = batch_bytes
         self._groups = groups
         self._memory = memory
         self._counter = counter
@@ -129,16 +140,32 @@ class GroupFeed:
 
     def jobs(self) -> Iterator[Job]:
         """All jobs, group by group, inside a group in the order of the files."""
-        stored, options = self._plan.stored, self._plan.options
+        stored, options, most = self._plan.stored, self._plan.options, self._batch_bytes
+        if most:
+            chunk_bytes, staging_bytes = options.chunk_bytes, options.staging_bytes
+            options = replace(
+                options,
+                chunk_bytes=min(chunk_bytes, most),
+                staging_bytes=min(staging_bytes, max(most // 2, 1)),
+            )
         order = {name: at for at, name in enumerate(stored)}
         for group in self._groups:
             moved = [t for t in group.tensors if t.is_moved]
-            for job in jobs_of(moved, stored, order, self._numbers, options):
+            jobs = jobs_of(moved, stored, order, self._numbers, options)
+            for job in joined(jobs, most, self._device_of) if most else jobs:
                 with self._changed:
                     group.left += 1
                 yield job
             with self._changed:
                 group.is_whole = True
+
+    def _device_of(self, job: Job) -> str | None:
+        """The one device that a job writes to, unless that is the host."""
+        device = self.destinations[job.target].device
+        for part in job.chunks[0].parts[1:]:
+            if self.destinations[part.target].device != device:
+                return None
+        return None if device == "cpu" else device
 
     def admit(self, job: Job) -> bool:
         """Wait until the job's group has memory; False if there is no point any more."""
@@ -164,8 +191,9 @@ class GroupFeed:
     def open_next(self, count: int = 1) -> None:
         """Give memory to the next groups, as far as there are any."""
         for group in self._groups[self._opened : self._opened + count]:
-            for tensor in group.tensors:
-                if tensor.is_moved:
+            moved = [t for t in group.tensors if t.is_moved]
+            with self._opening(moved):
+                for tensor in moved:
                     self.by_name[tensor.name].tensor = self._memory(tensor)
             with self._changed:
                 self._opened += 1

@@ -26,6 +26,8 @@ class Job(NamedTuple):
         extents: the bytes the job reads, as far as they lie in a file.
         nbytes: how many of the stored bytes it counts for.
         target: number of the first destination it writes.
+        parts: several jobs that are read at once, see ``joining``; ``spec`` and ``chunks`` are
+            then the first one's, ``extents`` is one run of all theirs and what lies between.
     """
 
     spec: TensorSpec
@@ -33,6 +35,12 @@ class Job(NamedTuple):
     extents: tuple[Extent, ...]
     nbytes: int
     target: int
+    parts: tuple[Job, ...] = ()
+
+    @property
+    def run(self) -> Extent | None:
+        """The bytes that it reads as they are, if they lie in a file; only these can be joined."""
+        return self.extents[0] if self.extents and self.spec.encoding is None else None
 
 
 def jobs_of(

@@ -52,10 +52,14 @@ def reduce_into(plan: Plan, source: Source, planned: PlannedTensor, target: torc
     wide = max(map(wide_enough, dtypes), key=lambda dtype: dtype.itemsize)
     total = summed(_placed(plan, source, planned), count, wide)
     total /= divisor
-    target.copy_(total.view(planned.shape))
+    made = total.view(planned.shape)
+    if target.device.type != "cpu":
+        made = made.to(target.dtype)  # what overflows is counted where the sum is
+    target.copy_(made)
     lost = 0
     if can_overflow(wide, target.dtype):
-        lost = count_overflows(total.view(planned.shape), target)
+        cast = target if target.device.type == "cpu" else made
+        lost = count_overflows(total.view(planned.shape), cast)
     return lost + _infinite(plan, source, planned, total)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -11,7 +11,7 @@ from streamload.core.errors import CheckpointError
 from streamload.decoding.scratch import Scratch
 from streamload.engine.groups import GroupFeed
 from streamload.engine.jobs import Job, JobQueue
-from streamload.engine.lanes.base import Lane, LaneWorker
+from streamload.engine.lanes.base import Destinations, Lane, LaneWorker
 from streamload.engine.threads import use_one_torch_thread
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
@@ -76,6 +76,7 @@ class WorkerPool:
         finally:
             for thread in begun:
                 end_thread(thread)
+            self._settle(begun)
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -87,6 +88,16 @@ class WorkerPool:
             self._news.wait_for(lambda: self._has_news or not self._at_work, _POLL_S)
             self._has_news = False
             return self._at_work > 0
+
+    def _settle(self, begun: Sequence[threading.Thread]) -> None:
+        """Nothing may be under way when memory goes back, whatever happened."""
+        if not begun:
+            return
+        try:
+            self._lane.settle()
+        except BaseException as error:
+            # A device that failed says so to whoever asks it next; the first one counts.
+            self._error = self._error or error
 
     def _halt(self) -> None:
         self._stop.set()
@@ -104,7 +115,11 @@ class WorkerPool:
                             self._source.prefetch(extent)
                         if job is None or not self._feed.admit(job):
                             return
-                        self._carry(job, worker, scratch)
+                        send(job, self._source, worker, self._feed.destinations, scratch)
+                        for extent in job.extents if self._release else ():
+                            self._source.release(extent)
+                        if self._feed.done(job):
+                            self._tell()
             finally:
                 worker.close()
         except BaseException as error:
@@ -117,23 +132,38 @@ class WorkerPool:
                 self._at_work -= 1
                 self._news.notify()
 
-    def _carry(self, job: Job, worker: LaneWorker, scratch: Scratch) -> None:
-        read = Reader(self._source, job.spec, scratch)
-        dtype = torch_dtype(job.spec.dtype)
-        try:
-            for chunk in job.chunks:
-                for part in chunk.parts:
-                    self._feed.destinations[part.target].touched = True
-                worker.carry(chunk, dtype, read, self._feed.destinations)
-        except CheckpointError as error:
-            if error.tensor is None:
-                raise CheckpointError(
-                    str(error), path=job.spec.file, tensor=job.spec.name
-                ) from error
-            raise
-        for extent in job.extents if self._release else ():
-            self._source.release(extent)
-        if self._feed.done(job):
-            with self._news:
-                self._has_news = True
-                self._news.notify()
+    def _tell(self) -> None:
+        with self._news:
+            self._has_news = True
+            self._news.notify()
+
+
+def send(
+    job: Job,
+    source: Source,
+    worker: LaneWorker,
+    destinations: Destinations,
+    scratch: Scratch | None = None,
+) -> None:
+    """Have a job's chunks read and written; ``scratch`` is kept from job to job.
+
+    Raises:
+        ReadError, CheckpointError: with file and tensor.
+    """
+    if job.parts:
+        for one in job.parts:
+            for part in one.chunks[0].parts:
+                destinations[part.target].touched = True
+        worker.carry_joined(job, source, destinations)
+        return
+    read = Reader(source, job.spec, scratch)
+    dtype = torch_dtype(job.spec.dtype)
+    try:
+        for chunk in job.chunks:
+            for part in chunk.parts:
+                destinations[part.target].touched = True
+            worker.carry(chunk, dtype, read, destinations)
+    except CheckpointError as error:
+        if error.tensor is None:
+            raise CheckpointError(str(error), path=job.spec.file, tensor=job.spec.name) from error
+        raise

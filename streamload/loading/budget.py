@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import MemoryBudgetError
-from streamload.core.specs import numel, stored_bytes
+from streamload.core.specs import stored_bytes
 from streamload.core.wording import format_bytes, printable
+from streamload.module.quantizing import quantizing_bytes
+from streamload.planning.needed_memory import device_bytes
 from streamload.planning.records import Plan
 from streamload.system.memory import available_memory
 
@@ -46,12 +48,9 @@ def check_memory(plan: Plan, room: Mapping[str, int]) -> None:
         )
     if options.on_layer is not None:
         return  # what becomes of its tensors is not known
+    needed = device_bytes(plan.tensors, plan.stored, options, plan.quantized)
     for device, free_bytes in room.items():
-        size = sum(
-            numel(t.shape) if t.name in plan.quantized else t.nbytes
-            for t in plan.tensors
-            if t.is_new and t.device == device
-        )
+        size = needed.get(device, 0) + quantizing_bytes(plan, device)
         if size > free_bytes:
             raise MemoryBudgetError(
                 f"{printable(plan.source)}: needs {format_bytes(size)} on {device}, which "

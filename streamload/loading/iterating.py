@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import torch
 from typing_extensions import Unpack
@@ -12,11 +14,17 @@ from typing_extensions import Unpack
 from streamload.core.dtypes import BY_NAME, DType
 from streamload.core.errors import CheckpointError, PlanError, refuse
 from streamload.core.options import LoadOptions, Settings, settings_from
+from streamload.core.specs import Catalog
 from streamload.core.wording import printable
-from streamload.engine.lanes.choice import unusable
+from streamload.engine.jobs import Job, JobQueue, jobs_of
+from streamload.engine.lanes.base import NO_MEMORY, Destination
+from streamload.engine.lanes.choice import lane_for, settled, unusable
 from streamload.engine.lanes.cpu import refuse_odd_bools
+from streamload.engine.workers import send
+from streamload.planning.build import build_plan
 from streamload.planning.dtype_rules import DtypeError, target_dtype
 from streamload.planning.explaining import scale_notices
+from streamload.planning.needed_memory import on_host
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
 from streamload.sources.detect import open_layers
@@ -51,6 +59,7 @@ def iter_tensors(
     settings = settings_from(options)
     if not isinstance(settings.device, str):
         raise TypeError("iter_tensors takes one device, not a dict")
+    settings = settled(settings)
     source = open_layers(path, None, settings.prefix)
     try:
         if settings.dtype is not None:
@@ -64,7 +73,9 @@ def iter_tensors(
     except BaseException:
         source.close()
         raise
-    return _iterate(source, seen, dtypes, settings.device)
+    if on_host(str(settings.device)):
+        return _iterate(source, seen, dtypes)
+    return _iterate_on_device(source, seen, settings)
 
 
 def _chosen(source: Source, settings: Settings, names: Sequence[str] | None) -> dict[str, str]:
@@ -98,16 +109,66 @@ def _dtypes(source: Source, settings: Settings, seen: Mapping[str, str]) -> dict
 
 
 def _iterate(
-    source: Source, seen: Mapping[str, str], dtypes: Mapping[str, DType], device: str
+    source: Source, seen: Mapping[str, str], dtypes: Mapping[str, DType]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     with source:
         for name, stored in seen.items():
-            yield name, _tensor(source, stored, dtypes[name], device)
+            yield name, _tensor(source, stored, dtypes[name])
 
 
-def _tensor(source: Source, stored: str, dtype: DType, device: str) -> torch.Tensor:
-    # Only while the tensor is made: a generator must not leave modes on between two steps.
-    with torch.inference_mode(mode=False), torch.no_grad(), torch.device("cpu"):
+def _iterate_on_device(
+    source: Source, seen: Mapping[str, str], settings: Settings
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Through one ring for all: the caller's stream waits for each tensor, the host does not."""
+    device = str(settings.device)
+    names = {stored: name for name, stored in seen.items()}
+    options = replace(settings, mode="stream", layers=None, prefix=None)
+    chosen = Catalog({stored: source.catalog[stored] for stored in names})
+    plan = build_plan(chosen, None, None, options, source=source.path)
+    with source:
+        plan.raise_if_refused()
+        numbers = {t.name: number for number, t in enumerate(plan.tensors)}
+        order = {name: at for at, name in enumerate(plan.stored)}
+        queue = JobQueue(jobs_of(plan.tensors, plan.stored, order, numbers, options))
+        destinations = [Destination(device=device, is_fresh=True) for _ in numbers]
+        lane = lane_for([device], options)
+        job: Job | None = None
+        try:
+            for planned, destination in zip(plan.tensors, destinations, strict=True):
+                with _making(device):
+                    with lane.opening([planned]):
+                        destination.tensor = lane.allocate(planned)
+                    worker = lane.worker()
+                    job = job or _next(queue, source)
+                    while job is not None and job.target == numbers[planned.name]:
+                        send(job, source, worker, destinations)
+                        job = _next(queue, source)
+                    lane.finish()
+                tensor, destination.tensor = destination.tensor, NO_MEMORY
+                yield names[planned.name], tensor
+                del tensor
+        finally:
+            lane.settle()
+
+
+def _next(queue: JobQueue, source: Source) -> Job | None:
+    job, due = queue.take()
+    for extent in due:
+        source.prefetch(extent)
+    return job
+
+
+@contextmanager
+def _making(device: str) -> Iterator[None]:
+    """Only while a tensor is made: a generator must not leave modes on between two steps."""
+    is_cuda = torch.device(device).type == "cuda"
+    here = torch.cuda.device(device) if is_cuda else nullcontext()
+    with here, torch.inference_mode(mode=False), torch.no_grad(), torch.device("cpu"):
+        yield
+
+
+def _tensor(source: Source, stored: str, dtype: DType) -> torch.Tensor:
+    with _making("cpu"):
         tensor = source.tensor(stored)
         if tensor.dtype == torch.bool:
             try:
@@ -116,4 +177,4 @@ def _tensor(source: Source, stored: str, dtype: DType, device: str) -> torch.Ten
                 raise CheckpointError(
                     str(error), path=source.catalog[stored].file, tensor=stored
                 ) from error
-        return tensor.to(device=device, dtype=torch_dtype(dtype.name))
+        return tensor.to(dtype=torch_dtype(dtype.name))

@@ -11,9 +11,9 @@ from torch import nn
 
 from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import CheckpointError, PlanError
-from streamload.core.options import Settings
+from streamload.core.options import SLOT_BYTES, Settings
 from streamload.core.wording import printable
-from streamload.engine.lanes.choice import unusable
+from streamload.engine.lanes.choice import settled, unholdable, unusable
 from streamload.engine.on_layer import OnLayer
 from streamload.hf.their_models import TheirModule, bind_by_library, their_module
 from streamload.loading.meanings import with_meanings
@@ -26,6 +26,7 @@ from streamload.module.overlap import in_place_problems
 from streamload.module.quantizing import quantized_plan, quantizing
 from streamload.module.targets import targets_of, wrapper_problems
 from streamload.planning.build import build_plan
+from streamload.planning.needed_memory import on_host
 from streamload.planning.records import Plan, Targets
 from streamload.saving.cache.through import cache_settings
 from streamload.sources.base import Source
@@ -99,6 +100,7 @@ def resolve(
         theirs = their_module(module, settings.dtype)
     if theirs is not None and targets is not None:
         targets = theirs.targets(targets)
+    settings = _on_devices(settings, targets)
     is_empty = module is None or any(p.is_meta for p in module.parameters())
     settings = cache_settings(settings, is_empty=is_empty)
     if settings.mode == "auto":
@@ -143,6 +145,14 @@ def with_default_dtype(source: Source, settings: Settings) -> Settings:
     return replace(settings, dtype=BY_NAME[source.default_dtype])
 
 
+def _on_devices(settings: Settings, targets: Targets | None) -> Settings:
+    """The settings with devices by number, also for what is overwritten where it is."""
+    held = set() if targets is None else {s.device for s in targets.specs if not s.is_meta}
+    if not settings.chunk_is_given and not all(map(on_host, held)):
+        settings = replace(settings, chunk_bytes=SLOT_BYTES)
+    return settled(settings, () if targets is None or targets.any_meta else held)
+
+
 def _safe_mode(source: Source, settings: Settings) -> tuple[Settings, tuple[str, ...]]:
     """The settings, streaming if nothing should be mapped, and the reason."""
     is_changed = settings.on_layer is not None or settings.quantize is not None
@@ -185,6 +195,8 @@ def _plan(job: Job) -> Plan:
     problems = [why for device in devices if (why := unusable(device))]
     if job.module is not None and job.targets is not None:
         plan = plan.with_findings(*wrapper_problems(job.targets, plan))
+    problems = problems or _unholdable(plan)
+    if job.module is not None:
         problems += in_place_problems(job.module, plan)
     hook = "on_layer" if settings.on_layer is not None else ""
     hook = f"quantize={settings.quantize!r}" if settings.quantize is not None else hook
@@ -201,6 +213,19 @@ def _plan(job: Job) -> Plan:
             return quantized_plan(plan, job.module)
         problems.append("quantize needs a module, whose linear layers it can tell")
     return plan.refused(*problems)
+
+
+def _unholdable(plan: Plan) -> list[str]:
+    """Dtypes that a device has not, each told by the first tensor that would have it."""
+    first: dict[tuple[str, str], str] = {}
+    for tensor in plan.tensors:
+        if tensor.is_new and not on_host(tensor.device):
+            first.setdefault((tensor.device, tensor.dtype), tensor.name)
+    return [
+        f"{name!r}: device {device!r} cannot hold {dtype}: {why}; dtype= casts it"
+        for (device, dtype), name in first.items()
+        if (why := unholdable(device, dtype))
+    ]
 
 
 def hook_for(plan: Plan) -> OnLayer | None:

@@ -51,7 +51,7 @@ def run(job: Job) -> Run:
     on_layer = hook_for(plan)
     lane = lane_for(
         (t.device for t in plan.tensors),
-        chunk_bytes=job.settings.chunk_bytes,
+        job.settings,
         passing=on_layer is not None,
     )
     with PeakSampler() as sampler:

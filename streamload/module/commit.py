@@ -15,7 +15,7 @@ from streamload.core.errors import PlanError, naming, note_overwritten
 from streamload.engine.on_layer import Replacements
 from streamload.module.extra_state import OwnCode
 from streamload.module.own_loading import run_post_hooks
-from streamload.module.targets import slots
+from streamload.module.targets import identity, slots
 from streamload.planning.devices import device_of
 from streamload.planning.records import Plan
 
@@ -130,6 +130,7 @@ def _changes(
     first_name = {n: t.name for t in plan.tensors for n in (t.name, *t.aliases)}
     moves_buffers = any(t.is_new for t in plan.tensors)
     wrapped: dict[str, Any] = {}
+    moved: dict[object, torch.Tensor] = {}
     changes: list[_Change] = []
     for slot, old in slots(module):
         new: torch.Tensor = old
@@ -148,7 +149,11 @@ def _changes(
             changes.append(_Overwrite(*at, before, value))
         elif slot.kind == "buffer" and not old.is_meta and not name and moves_buffers:
             device = device_of(slot.name, plan.options.device)
-            new = old if device == "cpu" else old.to(device)
+            # Registered in several modules it stays one, as far as they are on one device.
+            place = identity(old), device
+            if device != "cpu" and place not in moved:
+                moved[place] = old.to(device)
+            new = moved.get(place, old)
         if new is not old:
             changes.append(_Change(slot.owner, slot.table, slot.attribute, slot.name, old, new))
     return changes

@@ -12,7 +12,7 @@ import io
 import logging
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -32,8 +32,10 @@ from streamload.system.pages import empty_pages
 
 # What torchao takes and gives back as the weight's own dtype.
 _DTYPES = ("F32", "F16", "BF16")
-# Rows are quantised so many elements at a time, in float32.
+# Rows are quantised so many elements at a time, in float32: few fit a core's caches, while a
+# device wants enough to do in each kernel.
 _PANEL_ELEMENTS = 1 << 18
+_DEVICE_PANEL_ELEMENTS = 16 << 20
 _ROW_BYTES = 5  # a float32 scale and an int8 zero point
 _NOISY = ("torchao", "torch")
 
@@ -64,11 +66,10 @@ def quantized_plan(plan: Plan, module: nn.Module) -> Plan:
     if not weights:
         return plan.refused("quantize finds no linear layer (torch.nn.Linear) to quantise")
     here = [t for t in weights if t.device == "cpu"]
-    waiting = sorted(sum(t.nbytes for t in group.tensors) for group in in_layers(here))
     needed = (
         plan.memory.needed_bytes
         - sum(map(_saved_bytes, here))
-        + sum(waiting[-AHEAD:])
+        + _waiting_bytes(here)
         + 4 * _PANEL_ELEMENTS * plan.options.workers
     )
     return replace(
@@ -79,6 +80,20 @@ def quantized_plan(plan: Plan, module: nn.Module) -> Plan:
         f"{plural(len(weights), 'linear layer')} quantised to int8 (weight only, one scale for "
         f"each output channel); all else is {plan.dtype or 'of mixed dtypes'}"
     )
+
+
+def quantizing_bytes(plan: Plan, device: str) -> int:
+    """What quantising takes of a device's memory beside the int8 weights."""
+    weights = [t for t in plan.tensors if t.name in plan.quantized and t.device == device]
+    largest = max((numel(t.shape) for t in weights), default=0)
+    scales = sum(_ROW_BYTES * t.shape[0] for t in weights)
+    return _waiting_bytes(weights) + 4 * min(largest, _DEVICE_PANEL_ELEMENTS) + scales
+
+
+def _waiting_bytes(weights: Sequence[PlannedTensor]) -> int:
+    """Weights that are there in the load's dtype at once, since their blocks are."""
+    sizes = sorted(sum(t.nbytes for t in group.tensors) for group in in_layers(weights))
+    return sum(sizes[-AHEAD:])
 
 
 def quantizing(plan: Plan, on_layer: OnLayer | None) -> OnLayer:
@@ -127,7 +142,8 @@ def quantized(weight: torch.Tensor) -> nn.Parameter:
     scale = (torch.maximum(-low, high) / 127.5).clamp_(min=torch.finfo(torch.float32).eps).float()
     factors = 1.0 / scale
     values = _empty_like(weight, torch.int8, out)
-    rows = min(max(_PANEL_ELEMENTS // width, 1), out)
+    elements = _PANEL_ELEMENTS if weight.device.type == "cpu" else _DEVICE_PANEL_ELEMENTS
+    rows = min(max(elements // width, 1), out)
     panel = _empty_like(weight, torch.float32, rows)
     for start in range(0, out, rows):
         part = panel[: min(rows, out - start)]

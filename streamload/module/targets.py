@@ -83,7 +83,7 @@ def _ties(module: nn.Module) -> list[_Tie]:
     """Names are one tensor if they are one object, or hold the very same memory in one way."""
     found: dict[object, _Tie] = {}
     for slot, tensor in slots(module):
-        tie = found.setdefault(_identity(tensor), _Tie(tensor, slot.kind, []))
+        tie = found.setdefault(identity(tensor), _Tie(tensor, slot.kind, []))
         tie.names.append(slot.name)
         tie.is_persistent |= slot.is_persistent
     return list(found.values())
@@ -121,7 +121,8 @@ def existing_tensors(module: nn.Module, plan: Plan) -> dict[str, tuple[torch.Ten
     return {name: tuple(objects.values()) for name, objects in found.items()}
 
 
-def _identity(tensor: torch.Tensor) -> object:
+def identity(tensor: torch.Tensor) -> object:
+    """Equal for what is one tensor: one object, or the very same memory seen in one way."""
     is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided
     if not is_plain or tensor.is_meta or tensor.numel() == 0:
         return id(tensor)

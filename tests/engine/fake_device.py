@@ -1,9 +1,10 @@
 """A device backed by host memory that does its work late and out of order, and watches it.
 
 Streams are queues; an operation runs when a random choice falls on its stream, or when the host
-waits for an event behind it. Two things raise: a host buffer whose contents changed between the
-moment a copy out of it was queued and the moment it ran, and two operations on one staging
-buffer, at least one of them writing, that no event orders (by vector clocks).
+waits for an event behind it. These raise: a host buffer whose contents changed between the moment
+a copy out of it was queued and the moment it ran; two operations on one staging buffer, at least
+one of them writing, that no event orders (by vector clocks); and a write to fresh memory that no
+event orders behind what its last owner still had queued on the caller's stream.
 """
 
 import itertools
@@ -14,7 +15,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from streamload.engine.lanes.device import empty_on, scatter
+from streamload.engine.lanes.moves import scatter
+from streamload.engine.lanes.plain import empty_on
 
 
 class HazardError(AssertionError):
@@ -27,7 +29,6 @@ class Operation:
     index: int
     run: object
     clock: dict
-    waits: tuple = ()
 
 
 @dataclass
@@ -49,30 +50,49 @@ def merge(into, other):
         into[stream] = max(into.get(stream, 0), index)
 
 
+def place(tensor):
+    return tensor.untyped_storage().data_ptr()
+
+
 class FakeOps:
     """See DeviceOps.
 
     Args:
         seed: of the order in which things run.
-        forget: ``"host"``, ``"copying"``, ``"computing"`` or ``"current"``: waits of this kind
-            are left out, as a fault.
         discards: keep no values, so that device memory costs nothing.
+        pinned: so many times the system gives page-locked memory.
+        device: as it is planned.
+        eager: how likely it is that something runs while the host goes on.
     """
 
-    def __init__(self, seed=0, forget=(), discards=False):
+    stages = True
+
+    def __init__(self, seed=0, discards=False, pinned=1 << 30, device=None, eager=0.3):
         self._random = random.Random(seed)
         self._lock = threading.RLock()
-        self._forget = forget
         self._discards = discards
+        self._pinned = pinned
+        self._eager = eager
+        self._bound = threading.local()
+        self._maker = threading.current_thread()
         self._numbers = itertools.count()
-        self._names = {}
-        self.streams = []
-        self._current = self.stream("current")
+        self._held = []  # memory that is not given out twice
+        self.device = device or ("meta" if discards else "cpu")
+        self._where = "meta" if discards else "cpu"
+        self.all_streams = []
+        self._current, *self._beside = (self._stream() for _ in range(3))
         self._known = {}  # what the host knows to be done
-        self._writes, self._reads = {}, {}
-        self.host_bytes = 0
-        self.scratch_bytes = 0
-        self.done = 0
+        self._writes, self._reads, self._owners = {}, {}, {}
+        self.host_bytes = self.pageable_bytes = self.scratch_bytes = self.done = self.copies = 0
+        self.reserved = []
+
+    def bind(self):
+        self._bound.here = True
+
+    def _check_thread(self):
+        """A thread of the lane's own works with its device, never with the first one there is."""
+        if threading.current_thread().name.startswith("streamload-"):
+            assert getattr(self._bound, "here", False), "the thread was not bound to its device"
 
     def free_bytes(self):
         return None
@@ -81,36 +101,65 @@ class FakeOps:
         return 0, 0
 
     def host(self, nbytes):
-        self.host_bytes += nbytes
+        self._check_thread()
+        with self._lock:
+            self._pinned -= 1
+            if self._pinned < 0:
+                raise RuntimeError("CUDA error: out of memory\nmore of this")
+            self.host_bytes += nbytes
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def pageable(self, nbytes):
+        self.pageable_bytes += nbytes
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def scratch(self, nbytes, stream):
+        self._check_thread()
         self.scratch_bytes += nbytes
-        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        return self._hold(torch.empty(nbytes, dtype=torch.uint8, device=self._where))
 
-    def counter(self, stream):
-        return torch.zeros((), dtype=torch.int64)
+    def counters(self, count, stream):
+        self._check_thread()
+        return torch.zeros(count, dtype=torch.int64)
+
+    def reserve(self, sizes):
+        self.reserved.append(list(sizes))
 
     def allocate(self, tensor):
-        made = empty_on(tensor, self.device)
+        made = self._hold(empty_on(tensor, self._where))
         if made.is_floating_point():
             made.fill_(float("nan"))
+        if not self._discards and made.numel():
+            # Its last owner let it go, but what that queued may still read it.
+            held = torch.empty(0, dtype=torch.uint8).set_(made.untyped_storage())
+            expected = held.clone()
+
+            def run():
+                if not torch.equal(held, expected):
+                    raise HazardError("fresh memory was written while its last owner reads it")
+
+            self._queue(self._current, run)
+            self._owners[place(made)] = self._current.issued
         return made
 
-    @property
-    def device(self):
-        return "meta" if self._discards else "cpu"
+    def _hold(self, tensor):
+        self._held.append(tensor)
+        return tensor
 
-    def stream(self, name=None):
+    def _stream(self):
         made = FakeStream(next(self._numbers))
-        self._names[made.number] = name or ("copying", "computing")[(made.number - 1) % 2]
-        self.streams.append(made)
+        self.all_streams.append(made)
         return made
+
+    def streams(self):
+        return tuple(self._beside)
 
     def current(self):
         return self._current
 
     def copy(self, target, source, stream):
+        self._check_thread()
+        self.copies += 1
         if self._discards:
             return
         expected = source.clone()
@@ -122,23 +171,29 @@ class FakeOps:
 
         self._queue(stream, run, writes=(target,))
 
-    def scatter(self, source, part, target, lost, stream):
+    def scatter(self, moves, stream):
+        self._check_thread()
         if not self._discards:
-            run = lambda: scatter(source, part, target, lost)  # noqa: E731
-            self._queue(stream, run, reads=(source,))
+            sources = {place(move.source): move.source for move in moves}.values()
+
+            def run():
+                for move in moves:
+                    scatter(move)
+
+            self._queue(stream, run, reads=sources, targets=[move.target for move in moves])
 
     def record(self, stream):
+        self._check_thread()
         with self._lock:
             return Event({**stream.clock, stream.number: stream.issued})
 
     def wait(self, stream, event):
+        self._check_thread()
         with self._lock:
-            if self._names[stream.number] not in self._forget:
-                merge(stream.clock, event.clock)
+            merge(stream.clock, event.clock)
 
     def synchronize(self, event):
-        if "host" in self._forget:
-            return
+        self._check_thread()
         with self._lock:
             self._run_until(event.clock)
             merge(self._known, event.clock)
@@ -146,34 +201,42 @@ class FakeOps:
     def idle_streams(self):
         """Numbers of the streams that the current stream does not wait for in full."""
         clock = self.record(self._current).clock
-        return [s.number for s in self.streams if clock.get(s.number, 0) < s.issued]
+        return [s.number for s in self.all_streams if clock.get(s.number, 0) < s.issued]
 
-    def _queue(self, stream, run, reads=(), writes=()):
+    @property
+    def queued(self):
+        """Operations that have not run."""
+        return sum(len(stream.queue) for stream in self.all_streams)
+
+    def _queue(self, stream, run, reads=(), writes=(), targets=()):
         with self._lock:
             stream.issued += 1
             stream.clock[stream.number] = stream.issued
             clock = dict(stream.clock)
             merge(clock, self._known)
+            for tensor in (*writes, *targets):
+                if clock.get(0, 0) < self._owners.get(place(tensor), 0):
+                    raise HazardError("fresh memory is written before its last owner is done")
             for tensor in writes:
-                key = tensor.untyped_storage().data_ptr(), tensor.data_ptr()
-                self._check(key, stream.number, clock, self._reads, self._writes)
-                self._writes.setdefault(key[0], []).append((stream.number, stream.issued))
+                if place(tensor) in self._owners:
+                    continue  # parts of a destination do not lie over each other
+                self._check(tensor, stream.number, clock, self._reads, self._writes)
+                self._writes.setdefault(place(tensor), []).append((stream.number, stream.issued))
             for tensor in reads:
-                key = tensor.untyped_storage().data_ptr(), tensor.data_ptr()
-                self._check(key, stream.number, clock, self._writes)
-                self._reads.setdefault(key[0], []).append((stream.number, stream.issued))
+                self._check(tensor, stream.number, clock, self._writes)
+                self._reads.setdefault(place(tensor), []).append((stream.number, stream.issued))
             stream.queue.append(Operation(stream.number, stream.issued, run, clock))
-            while self._random.random() < 0.3 and self._run_one():
+            while self._random.random() < self._eager and self._run_one():
                 pass
 
-    def _check(self, key, stream, clock, *tables):
+    def _check(self, tensor, stream, clock, *tables):
         for table in tables:
-            for other, index in table.get(key[0], ()):
+            for other, index in table.get(place(tensor), ()):
                 if other != stream and clock.get(other, 0) < index:
                     raise HazardError(f"staging is used on stream {stream} before its event")
 
     def _run_one(self):
-        ready = [s for s in self.streams if s.queue and self._is_ready(s.queue[0])]
+        ready = [s for s in self.all_streams if s.queue and self._is_ready(s.queue[0])]
         if not ready:
             return False
         stream = self._random.choice(ready)
@@ -185,12 +248,12 @@ class FakeOps:
 
     def _is_ready(self, operation):
         return all(
-            self.streams[number].finished >= index
+            self.all_streams[number].finished >= index
             for number, index in operation.clock.items()
             if number != operation.stream
         )
 
     def _run_until(self, clock):
-        while any(self.streams[n].finished < i for n, i in clock.items()):
+        while any(self.all_streams[n].finished < i for n, i in clock.items()):
             if not self._run_one():
                 raise HazardError("nothing can run, and yet not all is done")

@@ -1,110 +1,31 @@
-"""The order of reads, copies, casts and reuse, on a device that runs its work late."""
+"""Slots and panels, what is counted, and what a load keeps of memory; the order of it all is
+checked by ``test_waits``."""
 
+import gc
 import threading
+import time
+import weakref
+from dataclasses import replace
 
 import pytest
 import torch
 
-from streamload.core.dtypes import BY_TORCH_NAME
+from streamload.core.errors import CheckpointError, ReadError, StreamloadError
 from streamload.core.options import Settings
+from streamload.core.specs import Extent
 from streamload.engine.execute import execute
 from streamload.engine.lanes.device import DeviceLane
 from streamload.engine.lanes.ring import Ring
-from streamload.mapping.combining import Concat, Split
-from streamload.mapping.rules import NameMap, Rule
-from streamload.mapping.transforms import Transpose
 from streamload.planning.build import build_plan
 from streamload.sources.in_memory import MemorySource
-from tests.engine.fake_device import FakeOps, HazardError
-
-RULES = NameMap(
-    (
-        Rule("plain.{layer}", "plain.{layer}"),
-        Rule("turned.{layer}", "turned.{layer}", Transpose()),
-        Rule(("q.{layer}", "k.{layer}"), "qk.{layer}", Concat(0)),
-        Rule("both.{layer}", ("left.{layer}", "right.{layer}"), Split(1)),
-        Rule("flags", "flags"),
-        Rule("ids", "ids"),
-        Rule("one", "one"),
-        Rule("none", "none"),
-    ),
-    layers=3,
-)
+from tests.engine.fake_device import FakeOps
+from tests.engine.rounds import DEVICE, RULES, OneFile, load, stored_tensors
 
 
-def stored_tensors(seed):
-    made = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for layer in range(3):
-        tensors[f"plain.{layer}"] = torch.randn(37, 29, generator=made)
-        tensors[f"turned.{layer}"] = torch.randn(41, 23, generator=made)
-        tensors[f"q.{layer}"] = torch.randn(8, 31, generator=made)
-        tensors[f"k.{layer}"] = torch.randn(5, 31, generator=made)
-        tensors[f"both.{layer}"] = torch.randn(19, 26, generator=made)
-    tensors["flags"] = torch.rand(901, generator=made) > 0.5
-    tensors["ids"] = torch.arange(777)
-    tensors["one"] = torch.tensor(3.5)
-    tensors["none"] = torch.empty(0, 4)
-    return tensors
-
-
-def expected_tensors(stored, dtype):
-    made = {name: stored[name] for name in ("flags", "ids", "one", "none")}
-    for layer in range(3):
-        made[f"plain.{layer}"] = stored[f"plain.{layer}"]
-        made[f"turned.{layer}"] = stored[f"turned.{layer}"].t()
-        made[f"qk.{layer}"] = torch.cat([stored[f"q.{layer}"], stored[f"k.{layer}"]])
-        made[f"left.{layer}"], made[f"right.{layer}"] = stored[f"both.{layer}"].chunk(2, 1)
-    return {n: t.to(dtype) if dtype and t.is_floating_point() else t for n, t in made.items()}
-
-
-def run(ops, stored, *, dtype=None, slots=1, slot_bytes=256, workers=8, chunk_bytes=512):
-    source = MemorySource(stored)
-    options = Settings(
-        dtype=None if dtype is None else BY_TORCH_NAME[str(dtype).removeprefix("torch.")],
-        workers=workers,
-        chunk_bytes=chunk_bytes,
-        staging_bytes=1024,
-    )
-    plan = build_plan(source.catalog, RULES, None, options)
-    plan.raise_if_refused()
+def on_device(source, ops, *, slots=3, slot_bytes=1 << 14, rules=None, **options):
+    """All of a source's tensors through a lane on ``ops``."""
+    plan = build_plan(source.catalog, rules, None, Settings(device=DEVICE, **options))
     return execute(plan, source, DeviceLane(ops, slots=slots, slot_bytes=slot_bytes))
-
-
-@pytest.mark.parametrize("seed", range(50))
-def test_every_tensor_is_right_with_the_smallest_ring_and_eight_readers(seed):
-    stored = stored_tensors(seed)
-    dtype = (None, torch.bfloat16, torch.float16)[seed % 3]
-    ops = FakeOps(seed)
-    found = run(ops, stored, dtype=dtype, slots=1 + seed % 2 * seed % 3).tensors
-    expected = expected_tensors(stored, dtype)
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert found[name].dtype == tensor.dtype
-        assert torch.equal(found[name], tensor), name
-    assert ops.done > 100
-
-
-@pytest.mark.parametrize("forgotten", ["host", "copying", "computing"])
-def test_a_missing_wait_is_caught(forgotten):
-    caught = 0
-    for seed in range(6):
-        stored = stored_tensors(seed)
-        try:
-            found = run(FakeOps(seed, forget=(forgotten,)), stored, dtype=torch.bfloat16).tensors
-        except HazardError:
-            caught += 1
-        else:
-            expected = expected_tensors(stored, torch.bfloat16)
-            caught += not all(torch.equal(found[n], t) for n, t in expected.items())
-    assert caught == 6
-
-
-@pytest.mark.parametrize(("forgotten", "is_caught"), [((), False), (("current",), True)])
-def test_the_current_stream_waits_for_everything(forgotten, is_caught):
-    ops = FakeOps(forget=forgotten)
-    run(ops, stored_tensors(0), dtype=torch.bfloat16)
-    assert bool(ops.idle_streams()) == is_caught
 
 
 def test_values_that_overflow_are_counted_on_the_device():
@@ -113,7 +34,7 @@ def test_values_that_overflow_are_counted_on_the_device():
     stored["turned.1"][5, 5] = -1e6
     stored["plain.0"][0, 0] = 1e30
     stored["plain.0"][0, 1] = float("inf")  # not finite to begin with
-    notices = run(FakeOps(), stored, dtype=torch.float16).notices
+    notices = load(FakeOps(device=DEVICE), stored, dtype=torch.float16).notices
     assert sorted(notices) == [
         "'plain.0': 1 finite values overflow F16",
         "'turned.1': 2 finite values overflow F16",
@@ -124,21 +45,169 @@ def test_values_cut_to_the_largest_are_counted_on_the_device():
     stored = stored_tensors(0)
     stored["plain.0"][0, :3] = torch.tensor([449.0, -1e4, float("inf")])
     stored["turned.0"][2, 1] = 1e30
-    notices = run(FakeOps(), stored, dtype=torch.float8_e4m3fn).notices
+    notices = load(FakeOps(device=DEVICE), stored, dtype=torch.float8_e4m3fn).notices
     assert sorted(notices) == [
         "'plain.0': 2 finite values overflow F8_E4M3",
         "'turned.0': 1 finite values overflow F8_E4M3",
     ]
 
 
-def test_the_ring_is_all_the_host_memory_there_is():
-    for rows in (64, 64 * 40):
-        ops = FakeOps(discards=True)
-        stored = {"plain.0": torch.zeros(rows, 64), "turned.0": torch.zeros(rows, 64)}
-        source = MemorySource(stored)
-        plan = build_plan(source.catalog, RULES, None, Settings(workers=8, chunk_bytes=8192))
-        execute(plan, source, DeviceLane(ops, slots=4, slot_bytes=4096))
-        assert 4096 <= ops.host_bytes <= 4 * 4096
+@pytest.mark.parametrize("turn", range(20))
+def test_no_overflow_is_dropped_while_a_reader_is_still_queueing(turn):
+    """The other readers are at their end long before the last one has cast anything."""
+
+    class Slow(FakeOps):
+        def scatter(self, moves, stream):
+            if any(move.part.shape == (41, 23) for move in moves):
+                time.sleep(0.01)
+            super().scatter(moves, stream)
+
+    stored = stored_tensors(turn)
+    stored["turned.2"][:, 3] = 1e30
+    sizes = {"slots": 12, "slot_bytes": 8192, "chunk_bytes": 8192, "workers": 8}
+    ops = Slow(turn, device=DEVICE)
+    with pytest.raises(StreamloadError, match=r"'turned\.2': 41 finite values overflow F16"):
+        load(ops, stored, dtype=torch.float16, overflow="refuse", **sizes)
+
+
+class TestJoinedReads:
+    def test_neighbours_are_one_read_and_one_copy(self):
+        stored = {f"w.{i}": torch.full((64,), float(i)) for i in range(1000)}
+        source, ops = OneFile(stored), FakeOps(device=DEVICE)
+        found = on_device(source, ops).tensors
+        assert len(source.reads) == ops.copies == -(-1000 * 256 // (1 << 14))
+        assert all(torch.equal(found[name], tensor) for name, tensor in stored.items())
+
+    @pytest.mark.parametrize(("gap", "reads"), [(0, 1), (120, 1), (5000, 6)])
+    def test_small_gaps_are_read_along(self, gap, reads):
+        stored = {f"w.{i}": torch.full((3,), float(i)) for i in range(6)}
+        source = OneFile(stored, gap=gap)
+        done = on_device(source, FakeOps(device=DEVICE))
+        assert len(source.reads) == reads
+        assert done.bytes_read == 6 * 12
+        assert all(torch.equal(done.tensors[n], t) for n, t in stored.items())
+
+    def test_elements_that_lie_askew_are_read_apart(self):
+        stored = {"a": torch.tensor([7, 8, 9], dtype=torch.uint8), "b": torch.arange(5.0)}
+        source = OneFile(stored)
+        specs = dict(source.catalog.tensors)
+        extent = Extent(source.path, 1, 3)  # "b" begins 3 bytes after it
+        specs["a"] = replace(specs["a"], extent=extent)
+        source.catalog = replace(source.catalog, tensors=specs)
+        source._bytes[1:4] = bytes([7, 8, 9])
+        found = on_device(source, FakeOps(device=DEVICE)).tensors
+        assert all(torch.equal(found[n], t) for n, t in stored.items())
+        assert len(source.reads) == 2
+
+    def test_an_error_names_the_tensor_it_is_in(self):
+        class Cut(OneFile):
+            def read_into(self, extent, buffer, *, tensor=None):
+                if extent.offset + extent.nbytes > 30:
+                    raise ReadError("the file ended early", path=self.path, tensor=tensor, errno=5)
+                super().read_into(extent, buffer, tensor=tensor)
+
+        source = Cut({f"w.{i}": torch.full((3,), float(i)) for i in range(6)})
+        with pytest.raises(ReadError) as caught:
+            on_device(source, FakeOps(device=DEVICE))
+        assert caught.value.tensor == "w.2"
+
+    def test_odd_bytes_of_a_bool_are_refused_by_name(self):
+        source = OneFile({name: torch.ones(4, dtype=torch.bool) for name in "ab"})
+        source._bytes[6] = 7
+        with pytest.raises(CheckpointError) as caught:
+            on_device(source, FakeOps(device=DEVICE))
+        assert (caught.value.path, caught.value.tensor) == (source.path, "b")
+
+
+class TestMemory:
+    def test_the_ring_is_all_the_host_memory_there_is(self):
+        for rows in (64, 64 * 40):
+            stored = {"plain.0": torch.zeros(rows, 64), "turned.0": torch.zeros(rows, 64)}
+            ops = FakeOps(discards=True, device=DEVICE)
+            on_device(MemorySource(stored), ops, slots=4, slot_bytes=4096, rules=RULES)
+            assert 4096 <= ops.host_bytes <= 4 * 4096
+
+    def test_staging_is_bounded_and_long_rows_have_one_panel_of_their_own(self):
+        stored = {"turned.0": torch.zeros(40, 64), "turned.1": torch.zeros(9, 5000)}
+        ops = FakeOps(discards=True, device=DEVICE)
+        on_device(MemorySource(stored), ops, slots=16, slot_bytes=4096, rules=RULES, workers=8)
+        assert ops.host_bytes <= 16 * 4096
+        assert ops.scratch_bytes <= 4 * 4096 + 5000 * 4 + 16
+
+    def test_a_panel_that_grows_lets_the_smaller_one_go_first(self):
+        live, most = [], []
+
+        class Watching(FakeOps):
+            def _hold(self, tensor):
+                return tensor
+
+            def scratch(self, nbytes, stream):
+                most.append(sum(live) + nbytes)
+                made = super().scratch(nbytes, stream)
+                live.append(nbytes)
+                weakref.finalize(made, live.remove, nbytes)
+                return made
+
+        stored = {f"turned.{i}": torch.zeros(3, 2000 * (i + 1)) for i in range(3)}
+        ops = Watching(discards=True, device=DEVICE)
+        on_device(MemorySource(stored), ops, slots=1, slot_bytes=64, rules=RULES, workers=1)
+        assert most == [8000, 16000, 24000]
+
+    def test_new_memory_is_asked_for_once(self):
+        stored = stored_tensors(0)
+        ops = FakeOps(device=DEVICE)
+        load(ops, stored)
+        (sizes,) = ops.reserved
+        assert sum(sizes) == sum(t.nbytes for t in stored.values())
+
+    def test_without_page_locked_memory_it_goes_on_and_says_so(self):
+        stored = stored_tensors(0)
+        ops = FakeOps(device=DEVICE, pinned=1)
+        done = load(ops, stored, slots=4)
+        assert ops.host_bytes == 256
+        assert ops.pageable_bytes == 3 * 256
+        (notice,) = done.notices
+        assert "no page-locked memory" in notice
+        assert "CUDA error: out of memory" in notice
+        assert "more of this" not in notice
+
+    def test_ring_and_staging_go_with_the_load(self):
+        """Without waiting for the garbage collector, which may be far from its next turn."""
+        made = []
+
+        class Watching(FakeOps):
+            def _hold(self, tensor):
+                return tensor
+
+            def host(self, nbytes):
+                made.append(weakref.ref(slot := super().host(nbytes)))
+                return slot
+
+            def scratch(self, nbytes, stream):
+                made.append(weakref.ref(panel := super().scratch(nbytes, stream)))
+                return panel
+
+        gc.disable()
+        try:
+            load(Watching(device=DEVICE), stored_tensors(0), dtype=torch.float16, slots=4)
+            assert len(made) > 4
+            assert not [ref for ref in made if ref() is not None]
+        finally:
+            gc.enable()
+
+    def test_nothing_is_under_way_when_a_load_has_failed(self):
+        class Broken(OneFile):
+            def read_into(self, extent, buffer, *, tensor=None):
+                if extent.offset > 8000:
+                    raise ReadError("broken", path=self.path, tensor=tensor, errno=5)
+                super().read_into(extent, buffer, tensor=tensor)
+
+        stored = stored_tensors(0)
+        ops = FakeOps(device=DEVICE, eager=0.0)
+        with pytest.raises(ReadError, match="broken"):
+            load(ops, stored, source=Broken(stored), slots=8)
+        assert ops.done
+        assert not ops.queued
 
 
 class TestRing:

@@ -87,7 +87,9 @@ def judged(path: str, kind: str, *, mode: str = "stream") -> Verdict:
     if expected is None:
         return Verdict("beside" if _is_unharmed(found) else "laxer", f"{list(found)}", elapsed_s)
     # Which not-a-number a scale that is none gives is nobody's to say.
-    wrong = _difference(found, expected, exact=kind not in ("torch", "distributed"), nans=kind == "gguf")
+    wrong = _difference(
+        found, expected, exact=kind not in ("torch", "distributed"), nans=kind == "gguf"
+    )
     return Verdict("values" if wrong else "same", wrong, elapsed_s)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import torch
 
 from streamload.engine.chunks import Chunk
+from streamload.engine.jobs import Job
 from streamload.planning.records import PlannedTensor
+from streamload.sources.base import Source
 from streamload.sources.wrapping.reader import Reader
 
 # What a destination holds before it has memory, and after it was handed on.
@@ -46,18 +49,42 @@ class LaneWorker(Protocol):
     ) -> None:
         """Read one block and write its parts; returns when the worker's buffers may be reused."""
 
+    def carry_joined(self, job: Job, source: Source, destinations: Destinations) -> None:
+        """The same for a job that others were joined to; only lanes with ``batch_bytes`` get any.
+
+        Raises:
+            CheckpointError: as ``carry``, with file and tensor.
+        """
+
     def close(self) -> None:
-        """Wait for what is under way, and let the buffers go."""
+        """Let the worker's own buffers go; what it queued may still be under way."""
 
 
 class Lane(Protocol):
-    """How tensors are made and written on a kind of device."""
+    """How tensors are made and written on a kind of device.
+
+    Attributes:
+        batch_bytes: neighbours in a file that are no more than this are read at once, and no
+            more than this is staged at once; 0 if neither is of use.
+    """
+
+    @property
+    def batch_bytes(self) -> int: ...
+
+    def opening(self, tensors: Sequence[PlannedTensor]) -> AbstractContextManager[None]:
+        """While the memory of a group is made; afterwards workers may write to it."""
 
     def allocate(self, tensor: PlannedTensor) -> torch.Tensor:
         """A new tensor of the planned shape, strides and dtype; its memory is not touched."""
 
     def worker(self) -> LaneWorker:
         """A worker for the calling thread."""
+
+    def settle(self) -> None:
+        """Wait for all that workers queued, and count what overflowed; no worker is at work."""
+
+    def notices(self) -> tuple[str, ...]:
+        """What a user should know of how it went."""
 
     def finish(self) -> None:
         """Wait until everything written can be used by the caller's current stream."""

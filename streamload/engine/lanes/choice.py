@@ -1,47 +1,76 @@
-"""Which lane serves a device, which devices there are, and one lane over several devices."""
+"""Which lane serves a device, and which devices there are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 import torch
 
-from streamload.engine.chunks import Chunk, Part
-from streamload.engine.lanes.base import Destinations, Lane, LaneWorker
+from streamload.core.options import Settings
+from streamload.engine.lanes.base import Lane
 from streamload.engine.lanes.cpu import CpuLane, PagedCpuLane
-from streamload.engine.lanes.device import DeviceLane, PlainOps
-from streamload.engine.lanes.ring import SLOT_BYTES
-from streamload.planning.records import PlannedTensor
-from streamload.sources.wrapping.reader import Reader
+from streamload.engine.lanes.device import DeviceLane
+from streamload.engine.lanes.plain import PlainOps
+from streamload.engine.lanes.ring import DeviceOps
+from streamload.engine.lanes.several import DeviceLanes
+from streamload.planning.needed_memory import on_host, ring_of
+from streamload.sources.blocks import torch_dtype
 
-_LEAST_SLOT_BYTES = 64 << 10
 
-
-def lane_for(devices: Iterable[str], *, chunk_bytes: int, passing: bool = False) -> Lane:
+def lane_for(devices: Iterable[str], options: Settings, *, passing: bool = False) -> Lane:
     """The lane for tensors that are planned for ``devices``; the CPU's if there are none.
 
     Call it from the thread whose current stream is to see the tensors.
 
     Args:
-        devices: of all tensors.
-        chunk_bytes: how much one read brings.
+        devices: of all tensors, settled.
+        options: how much is read at once, and the ring's budget.
         passing: tensors may be let go during the load (``on_layer``).
     """
-    lanes = {d: _lane(d, chunk_bytes, passing) for d in sorted(set(devices) or {"cpu"})}
+    lanes = {d: _lane(d, options, passing) for d in sorted(set(devices) or {"cpu"})}
     return DeviceLanes(lanes) if len(lanes) > 1 else next(iter(lanes.values()))
 
 
-def _lane(device: str, chunk_bytes: int, passing: bool) -> Lane:
-    kind = torch.device(device).type
-    if kind == "cpu":
-        return (PagedCpuLane if passing else CpuLane)(chunk_bytes=chunk_bytes)
-    slot_bytes = min(max(chunk_bytes, _LEAST_SLOT_BYTES), SLOT_BYTES)
-    if kind == "cuda":
+def _lane(device: str, options: Settings, passing: bool) -> Lane:
+    if on_host(device):
+        return (PagedCpuLane if passing else CpuLane)(chunk_bytes=options.chunk_bytes)
+    slots, slot_bytes = ring_of(options)
+    return DeviceLane(_operations(device), slots=slots, slot_bytes=slot_bytes)
+
+
+def _operations(device: str) -> DeviceOps:
+    if torch.device(device).type == "cuda":
         from streamload.engine.lanes.cuda import CudaOps
 
-        return DeviceLane(CudaOps(device), slot_bytes=slot_bytes)
-    return DeviceLane(PlainOps(device), slot_bytes=slot_bytes)
+        return CudaOps(device)
+    return PlainOps(device)
+
+
+def settled(settings: Settings, held: Collection[str] = ()) -> Settings:
+    """The settings with devices by number, so that ``cuda`` and ``cuda:0`` are one.
+
+    Without a number, a device is the one of its kind that holds the module already, if there is
+    just one in ``held``, or else the current one. What is not usable stays as it is given.
+    """
+    device = settings.device
+    if isinstance(device, str):
+        return replace(settings, device=_numbered(device, held))
+    return replace(settings, device={prefix: _numbered(d, held) for prefix, d in device.items()})
+
+
+def _numbered(device: str, held: Collection[str]) -> str:
+    if on_host(device) or unusable(device):
+        return device
+    own = [name for name in held if name.partition(":")[0] == device]
+    if len(own) == 1:
+        return own[0]
+    where = torch.device(device)
+    if ":" in device:
+        return str(where)
+    if where.type == "cuda":  # makes nothing on any device
+        return f"cuda:{torch.cuda.current_device()}"
+    return str(torch.empty(0, device=where).device)
 
 
 def unusable(device: str) -> str | None:
@@ -67,54 +96,12 @@ def unusable(device: str) -> str | None:
     return f"device {device!r} is not available here: {reason}" if reason else None
 
 
-class DeviceLanes:
-    """Sends each tensor and each block to the lane of its device.
-
-    Args:
-        lanes: by ``PlannedTensor.device``.
-    """
-
-    def __init__(self, lanes: Mapping[str, Lane]) -> None:
-        self._lanes = lanes
-
-    def allocate(self, tensor: PlannedTensor) -> torch.Tensor:
-        return self._lanes[tensor.device].allocate(tensor)
-
-    def worker(self) -> LaneWorker:
-        return _Dispatcher(self._lanes)
-
-    def finish(self) -> None:
-        for lane in self._lanes.values():
-            lane.finish()
-
-    def room(self) -> Mapping[str, int]:
-        return {
-            device: free for lane in self._lanes.values() for device, free in lane.room().items()
-        }
-
-    def peak_bytes(self) -> int:
-        return sum(lane.peak_bytes() for lane in self._lanes.values())
-
-
-class _Dispatcher:
-    def __init__(self, lanes: Mapping[str, Lane]) -> None:
-        self._lanes = lanes
-        self._workers: dict[str, LaneWorker] = {}
-
-    def carry(
-        self, chunk: Chunk, stored: torch.dtype, read: Reader, destinations: Destinations
-    ) -> None:
-        """See LaneWorker; a block with parts on several devices is read once for each."""
-        by_device: dict[str, list[Part]] = {}
-        for part in chunk.parts:
-            by_device.setdefault(destinations[part.target].device, []).append(part)
-        for device, parts in by_device.items():
-            if device not in self._workers:
-                self._workers[device] = self._lanes[device].worker()
-            self._workers[device].carry(
-                replace(chunk, parts=tuple(parts)), stored, read, destinations
-            )
-
-    def close(self) -> None:
-        for worker in self._workers.values():
-            worker.close()
+def unholdable(device: str, dtype: str) -> str | None:
+    """Why a usable device cannot hold a dtype (MPS has no 64-bit floats), or None if it can."""
+    if torch.device(device).type == "cuda":
+        return None  # holds all of torch's
+    try:
+        torch.empty(0, dtype=torch_dtype(dtype), device=device)
+    except (TypeError, RuntimeError) as error:
+        return str(error).partition("\n")[0]
+    return None

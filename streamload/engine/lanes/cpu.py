@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -13,8 +14,10 @@ from streamload.core.specs import numel
 from streamload.decoding.scratch import Buffer
 from streamload.engine.casts import can_overflow, count_overflows, overflowed
 from streamload.engine.chunks import Chunk, Part
+from streamload.engine.jobs import Job
 from streamload.engine.lanes.base import Destination
 from streamload.planning.records import PlannedTensor
+from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
 from streamload.sources.wrapping.reader import Reader
 from streamload.system.pages import empty_pages, populate
@@ -37,8 +40,15 @@ class CpuLane:
         chunk_bytes: how much one read brings; a worker's buffer is about as large.
     """
 
+    # Small reads out of the page cache cost a system call each, no more.
+    batch_bytes = 0
+
     def __init__(self, *, chunk_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes
+
+    def opening(self, tensors: Sequence[PlannedTensor]) -> AbstractContextManager[None]:
+        del tensors
+        return nullcontext()
 
     def allocate(self, tensor: PlannedTensor) -> torch.Tensor:
         """Memory that is not touched before its values arrive."""
@@ -49,8 +59,14 @@ class CpuLane:
         """One for each thread."""
         return CpuWorker(self._chunk_bytes)
 
+    def settle(self) -> None:
+        """Nothing is under way, and overflows are counted as they come."""
+
     def finish(self) -> None:
         """Nothing is under way."""
+
+    def notices(self) -> tuple[str, ...]:
+        return ()
 
     def room(self) -> Mapping[str, int]:
         return {}
@@ -94,6 +110,10 @@ class CpuWorker:
             read(chunk.start, chunk.stop, memory_at(raw, 0, raw.numel()))
             for part in chunk.parts:
                 _copy_part(raw, part, destinations[part.target])
+
+    def carry_joined(self, job: Job, source: Source, destinations: Sequence[Destination]) -> None:
+        del job, source, destinations
+        raise AssertionError("nothing is joined for this lane")
 
     def close(self) -> None:
         """Let the buffers go."""

@@ -1,31 +1,45 @@
 """Buffers that go round between readers and a device, and what a device must be able to do.
 
 The order of things is the whole point here: a host buffer may be filled again only when the copy
-out of it is over, a staging buffer on the device only when what was made of it is written. Both
-are said with events; ``tests/engine/test_ring.py`` runs all of it on a device that runs its work
-late and out of order, and that raises where an event was not waited for.
+out of it is over, a staging buffer on the device only when what was made of it is written, and
+fresh memory only when what its last owner queued is done. All of it is said with events;
+``tests/engine/test_waits.py`` takes each wait out in turn, on a device that runs its work late and
+out of order, and finds that it is missed.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 
 from streamload.engine.chunks import Part
-from streamload.planning.needed_memory import RING_BYTES
 from streamload.planning.records import PlannedTensor
-
-# Whatever the model: four buffers keep several reads and a copy under way at once.
-RING_SLOTS = 4
-SLOT_BYTES = RING_BYTES // RING_SLOTS
 
 # What the operations hand out and take back; torch's own classes on CUDA.
 Stream: TypeAlias = Any
 Event: TypeAlias = Any
+
+
+class Move(NamedTuple):
+    """One strided copy with a cast.
+
+    Attributes:
+        source: a flat view of the whole staging buffer, in the stored dtype.
+        start: where in it the part's block begins, in elements.
+        part: which elements go where.
+        target: the whole destination.
+        lost: an int64 scalar where overflows are counted; None where the cast cannot overflow.
+    """
+
+    source: Tensor
+    start: int
+    part: Part
+    target: Tensor
+    lost: Tensor | None
 
 
 class DeviceOps(Protocol):
@@ -36,9 +50,15 @@ class DeviceOps(Protocol):
 
     Attributes:
         device: as ``PlannedTensor.device`` names it.
+        stages: casts and transpositions run on the device, out of staging there. If not, they go
+            straight from host memory to their place.
     """
 
     device: str
+    stages: bool
+
+    def bind(self) -> None:
+        """The calling thread, one of the lane's own, is about to work with this device."""
 
     def free_bytes(self) -> int | None:
         """What can still be allocated; None where that is host memory, or not told."""
@@ -47,30 +67,38 @@ class DeviceOps(Protocol):
         """Bytes allocated now, and the most there ever were."""
 
     def host(self, nbytes: int) -> Tensor:
-        """Host memory, uint8, that copies can be made from while the host goes on."""
+        """Host memory, uint8, that copies can be made from while the host goes on.
+
+        Raises:
+            RuntimeError: the system gives no such memory; ``pageable`` may still do.
+        """
+
+    def pageable(self, nbytes: int) -> Tensor:
+        """Ordinary host memory, uint8; a copy out of it may hold up the host."""
 
     def scratch(self, nbytes: int, stream: Stream) -> Tensor:
-        """Staging memory, uint8, first used on ``stream``."""
+        """Staging memory, uint8, first used on ``stream``, and to be let go in its order."""
 
-    def counter(self, stream: Stream) -> Tensor:
-        """An int64 scalar, zero once what is on ``stream`` so far is done."""
+    def counters(self, count: int, stream: Stream) -> Tensor:
+        """int64 [count], zeros once what is on ``stream`` so far is done."""
+
+    def reserve(self, sizes: Sequence[int]) -> None:
+        """Tensors of so many bytes each are about to be allocated: only a hint."""
 
     def allocate(self, tensor: PlannedTensor) -> Tensor:
         """A new tensor, ready for the caller's current stream."""
 
-    def stream(self) -> Stream:
-        """A new stream beside the caller's."""
+    def streams(self) -> tuple[Stream, Stream]:
+        """Two streams beside the caller's, for copies and for computing; the same every time."""
 
     def current(self) -> Stream:
         """The calling thread's current stream."""
 
     def copy(self, target: Tensor, source: Tensor, stream: Stream) -> None:
-        """Queue a copy of equal dtypes and shapes, host to device; returns at once."""
+        """Queue a copy of equal dtypes and shapes, host to device."""
 
-    def scatter(
-        self, source: Tensor, part: Part, target: Tensor, lost: Tensor | None, stream: Stream
-    ) -> None:
-        """Queue one strided copy with a cast; values that overflow are added to ``lost``."""
+    def scatter(self, moves: Sequence[Move], stream: Stream) -> None:
+        """Queue strided copies with casts."""
 
     def record(self, stream: Stream) -> Event:
         """An event that is reached when everything on ``stream`` so far is done."""

@@ -1,0 +1,1 @@
+"""``python -m bench device``: what the device lane does on a real device, in ten minutes."""
