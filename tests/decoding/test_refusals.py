@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import streamload
-from tests.decoding.quantised import CASES, Case
+from tests.decoding.quantised import CASES, Case, state
 
 # Case, the tensor that is changed, what it becomes (None: left out), what the refusal says.
 FAULTS = [
@@ -43,6 +43,15 @@ FAULTS = [
     ("gptq", "a.weight", torch.ones(48, 128), "stored twice"),
     ("awq", "a.scales", torch.ones(2, 47).half(), r"\[2, 47\]"),
     ("awq", "a.qweight", None, "a.qzeros' lacks"),
+    ("bitsandbytes", "a.weight.absmax", torch.ones(71), r"\[71\].*blocks of 64 needs F32 \[72\]"),
+    ("bitsandbytes", "a.weight.quant_map", None, "quant_map', which is not there"),
+    ("bitsandbytes", "a.weight.quant_state.bitsandbytes__nf4", None, "absmax' lacks"),
+    ("bitsandbytes", "a.weight.quant_state.bitsandbytes__nf4", state(shape=5), "shape must be"),
+    ("bitsandbytes", "a.weight.quant_state.bitsandbytes__nf4", torch.ones(3), "is no JSON"),
+    ("bitsandbytes", "a.weight", torch.ones(9, 1).byte(), r"\[9, 1\].*needs U8 \[2304\]"),
+    ("bitsandbytes, nested", "a.weight.nested_absmax", torch.ones(3), r"nested_absmax.*\[3\]"),
+    ("bitsandbytes int8", "a.SCB", torch.ones(29), r"\[29\].*one for each row"),
+    ("bitsandbytes int8", "a.SCB", None, "a.SCB', which is not there"),
 ]
 
 
