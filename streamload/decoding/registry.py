@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 # Encoding.kind → the module below ``streamload.decoding`` whose ``decode`` it takes.
 _MODULES = {
+    "added": "overlaid_values",
+    "low_rank": "low_rank_values",
+    "replaced": "overlaid_values",
+    "rows_replaced": "overlaid_values",
     "scaled": "scaled_values",
 }
 

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from typing_extensions import Unpack
 
+from streamload.adapters.merged_source import with_adapters
 from streamload.core.errors import PlanError
-from streamload.core.options import LoadOptions, settings_from
+from streamload.core.options import LoadOptions, Settings, settings_from
 from streamload.core.report import LoadReport
 from streamload.core.wording import listed, printable
 from streamload.loading.budget import measured
@@ -69,8 +70,11 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
     settings = settings_from(options, mode="auto")
     # A mapped load is made of small records and nothing else; a streamed one may take its time.
     pause = without_collections(_MANY if settings.maps else 0)
-    with pause, open_layers(path, settings.layers, settings.prefix) as source:
-        source = decoded(source)
+    with (
+        pause,
+        open_layers(path, settings.layers, settings.prefix) as opened,
+        with_adapters(decoded(opened), settings.adapter) as source,
+    ):
         model, config, job = build(source, settings)
         generation, notices = generation_settings(source.path, config)
         finished = run(job)
@@ -110,8 +114,10 @@ def load_into(
         As ``load``.
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
-    with open_layers(path, settings.layers, settings.prefix) as source:
-        source = decoded(source, kept=names_of(module))
+    with (
+        open_layers(path, settings.layers, settings.prefix) as opened,
+        with_adapters(decoded(opened, kept=names_of(module)), settings.adapter) as source,
+    ):
         job = resolve(source, module, settings, _config(mapping, source), mapping)
         done = run(job)
         told = commit(module, done.plan, done.loaded, own=done.own, on_assign=on_assign)
@@ -133,8 +139,10 @@ def load_state_dict(
         **options: see LoadOptions.
     """
     settings = settings_from(options)
-    with open_layers(path, settings.layers, settings.prefix) as source:
-        source = decoded(source) if settings.dtype is not None else as_stored(source)
+    with (
+        open_layers(path, settings.layers, settings.prefix) as opened,
+        with_adapters(_for_tensors(opened, settings), settings.adapter) as source,
+    ):
         job = resolve(source, None, settings, _config(mapping, source), mapping)
         done = run(job)
         known = {spec.name: spec for spec in done.plan.stored.values()}
@@ -162,8 +170,10 @@ def plan(
         ``.ok``, ``.problems``, ``.report`` (all lists) and ``.memory`` (needed, available).
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
-    with open_layers(path, settings.layers, settings.prefix) as source:
-        source = decoded(source, kept=names_of(module))
+    with (
+        open_layers(path, settings.layers, settings.prefix) as opened,
+        with_adapters(decoded(opened, kept=names_of(module)), settings.adapter) as source,
+    ):
         job = resolve(source, module, settings, _config(mapping, source), mapping)
         return measured(plan_load(job))
 
@@ -171,8 +181,17 @@ def plan(
 def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Plan:
     """What ``load`` would do; reads headers only."""
     settings = settings_from(options, mode="auto")
-    with open_layers(path, settings.layers, settings.prefix) as source:
-        return measured(plan_load(build(decoded(source), settings)[2]))
+    with (
+        open_layers(path, settings.layers, settings.prefix) as opened,
+        with_adapters(decoded(opened), settings.adapter) as source,
+    ):
+        return measured(plan_load(build(source, settings)[2]))
+
+
+def _for_tensors(source: Source, settings: Settings) -> Source:
+    """Quantised tensors as they are stored, unless somebody wants numbers."""
+    wants_numbers = settings.dtype is not None or settings.adapter
+    return decoded(source) if wants_numbers else as_stored(source)
 
 
 def names_of(module: nn.Module) -> list[str]:

@@ -49,6 +49,8 @@ def iter_tensors(
     settings = settings_from(options)
     if not isinstance(settings.device, str):
         raise TypeError("iter_tensors takes one device, not a dict")
+    if settings.adapter:
+        raise TypeError("iter_tensors takes no adapter: load_state_dict merges one")
     source = open_layers(path, None, settings.prefix)
     try:
         seen = _chosen(source, settings, names)

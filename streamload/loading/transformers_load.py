@@ -9,6 +9,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
+from streamload.adapters.merged_source import with_adapters
 from streamload.core.options import LoadOptions, Settings, settings_from
 from streamload.hf.library import set_generation
 from streamload.hf.their_models import empty_model
@@ -72,7 +73,10 @@ def load_transformers(
         As ``load``.
     """
     settings, key_mapping = _settings(options)
-    with open_layers(path, settings.layers, settings.prefix) as source:
+    with (
+        open_layers(path, settings.layers, settings.prefix) as opened,
+        with_adapters(opened, settings.adapter) as source,
+    ):
         job = build_theirs(source, settings, cls, key_mapping)
         assert job.theirs is not None, "just built"
         model = job.theirs.model
@@ -92,7 +96,10 @@ def load_transformers(
 def plan_transformers(path: str | os.PathLike[str], **options: Unpack[TransformersOptions]) -> Plan:
     """What ``load_transformers`` would do; reads headers only."""
     settings, key_mapping = _settings(options)
-    with open_layers(path, settings.layers, settings.prefix) as source:
+    with (
+        open_layers(path, settings.layers, settings.prefix) as opened,
+        with_adapters(opened, settings.adapter) as source,
+    ):
         return measured(plan_load(build_theirs(source, settings, None, key_mapping)))
 
 

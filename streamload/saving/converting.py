@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from streamload.adapters.merged_source import with_adapters
 from streamload.core.errors import CheckpointError
-from streamload.core.options import bound_of_shards, settings_from
+from streamload.core.options import Settings, bound_of_shards, settings_from
 from streamload.core.report import ExportReport, LoadedTensor
 from streamload.core.wording import listed, printable
 from streamload.engine.reduce import compare
@@ -38,6 +39,7 @@ def convert(
     names: str = "published",
     dtype: torch.dtype | str | None = None,
     max_shard_bytes: int | None = None,
+    adapter: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     progress: Callable[[int, int, str], object] | None = None,
 ) -> ExportReport:
     """Write a checkpoint anew as safetensors, in bounded memory whatever its size.
@@ -57,6 +59,7 @@ def convert(
         names: ``"published"`` or ``"local"``.
         dtype: cast floating-point tensors to it; rotary tables are never cast.
         max_shard_bytes: tensor data in one file, at most; a folder only.
+        adapter: LoRA adapters that are merged into the weights; see LoadOptions.
         progress: called as progress(done_bytes, total_bytes, name).
 
     Returns:
@@ -71,13 +74,16 @@ def convert(
     if names not in ("published", "local"):
         raise ValueError(f"names must be 'published' or 'local', not {names!r}")
     start_s = time.perf_counter()
-    options = settings_from({"dtype": dtype})
+    options = settings_from({"dtype": dtype, "adapter": adapter})
     max_shard_bytes = bound_of_shards(max_shard_bytes)
     target = os.fsdecode(path)
     from streamload.hf.their_exports import plan_their_conversion  # brings torch
 
-    with open_checkpoint(source) as opened, PeakSampler() as sampler:
-        opened = decoded(opened) if options.dtype is not None else as_stored(opened)
+    with (
+        open_checkpoint(source) as stored,
+        with_adapters(_for_tensors(stored, options), options.adapter) as opened,
+        PeakSampler() as sampler,
+    ):
         config, notices = config_or_guess(opened.config(), opened.catalog)
         conversion = plan_conversion(opened.catalog, config, names, options, source=opened.path)
         if conversion.names == "stored" and names == "published" and config and is_installed():
@@ -106,6 +112,11 @@ def convert(
         elapsed_s=time.perf_counter() - start_s,
         memory=peak_memory(sampler),
     )
+
+
+def _for_tensors(source: Source, options: Settings) -> Source:
+    """Quantised tensors as they are stored, unless somebody wants numbers."""
+    return decoded(source) if options.dtype is not None or options.adapter else as_stored(source)
 
 
 def _refuse_unequal_ties(plan: Plan, source: Source) -> None:

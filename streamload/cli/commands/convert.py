@@ -9,6 +9,7 @@ import click
 from streamload.cli.render.progress import progress_bar
 from streamload.cli.render.tables import say_result
 from streamload.cli.shared_options import (
+    adapter_option,
     common_options,
     dtype_option,
     given,
@@ -32,6 +33,7 @@ from streamload.core.wording import printable
     help="local: streamload's own names and layout, which --mode map takes as they are.",
 )
 @max_shard_bytes_option
+@adapter_option
 @common_options
 def command(source: str, destination: str, as_json: bool, **options: Any) -> None:
     """Rewrite the checkpoint SRC as safetensors at DST, in bounded memory.
