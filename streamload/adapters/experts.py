@@ -132,7 +132,7 @@ def _merge_stack(merge: Merge, one: Adapted, stack: Stack) -> None:
             weight = replace(spec, extent=None, strides=None) if spec.strides else spec
             rows, columns = spec.shape[-2:]
             encoding = LowRank(
-                (weight, merge.part(one.parts["A"]), merge.part(one.parts["B"])),
+                (merge.base_part(weight), merge.part(one.parts["A"]), merge.part(one.parts["B"])),
                 spec.stored_dtype,
                 spec.made_dtype,
                 rows=rows,

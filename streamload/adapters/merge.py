@@ -28,8 +28,8 @@ class Merge:
         rename: from names of the module to stored names.
         made: base tensors that it changes, or adds.
         parts: part name → the adapter's own name of it.
+        steps: names, as parts, of tensors that this adapter changes more than once.
         norms: part name → the matrix whose columns' norms it has.
-        used: what of the adapter is merged.
         counts: what is done → to how many tensors.
         notices, problems: what is to be said.
     """
@@ -42,6 +42,7 @@ class Merge:
     rename: Renaming
     made: dict[str, TensorSpec] = field(default_factory=dict)
     parts: dict[str, str] = field(default_factory=dict)
+    steps: set[str] = field(default_factory=set)
     norms: dict[str, TensorSpec] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     notices: list[str] = field(default_factory=list)
@@ -55,6 +56,13 @@ class Merge:
         if spec.strides is not None:
             spec = replace(spec, extent=None, strides=None)
         return replace(spec, name=new, shape=shape or spec.shape)
+
+    def base_part(self, spec: TensorSpec) -> TensorSpec:
+        """A tensor of the base as a part, as it is by now."""
+        if spec.name not in self.made:
+            return spec
+        self.steps.add(new := f"{self.label}: {spec.name}")
+        return replace(spec, name=new)
 
     def of_base(self, name: str) -> TensorSpec:
         """A stored tensor as it is by now."""
@@ -96,7 +104,7 @@ def merge_low_rank(merge: Merge, one: Adapted, spec: TensorSpec, by_inputs: bool
         orientation = by_inputs is not is_turned
     assert orientation is not None, "shapes were checked"
     encoding = LowRank(
-        (weight, merge.part(one.parts["A"]), merge.part(one.parts["B"])),
+        (merge.base_part(weight), merge.part(one.parts["A"]), merge.part(one.parts["B"])),
         spec.stored_dtype,
         spec.made_dtype,
         rows=rows,

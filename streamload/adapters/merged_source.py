@@ -140,12 +140,12 @@ class _Parts(WrappingSource):
         super().__init__(merged.inner, ())
         self._merged = merged
         self._names = merge.parts
-        self._norms = merge.norms
+        self._steps, self._norms = merge.steps, merge.norms
         self._known_norms: dict[str, torch.Tensor] = {}
         self._lock = threading.Lock()
 
     def below(self, name: str) -> Source:
-        return self.inner.below(name)
+        return self if name in self._steps else self.inner.below(name)
 
     def tensor(self, name: str) -> torch.Tensor:
         if name in self._names:

@@ -117,7 +117,11 @@ def _replace_rows(merge: Merge, module: str, own: str) -> None:
     if not all([merge.is_number(s) for s in (spec, part)]):
         return
     encoding = RowsReplaced(
-        (spec, part), spec.stored_dtype, spec.made_dtype, columns=spec.shape[1], indices=indices
+        (merge.base_part(spec), part),
+        spec.stored_dtype,
+        spec.made_dtype,
+        columns=spec.shape[1],
+        indices=indices,
     )
     made = replace(spec, dtype=values_dtype(spec), extent=None, encoding=encoding)
     merge.keep(made, f"rows replaced({len(indices)})")
@@ -211,6 +215,6 @@ def _add_bias(merge: Merge, module: str, one: Adapted) -> None:
     if not all([merge.is_number(s) for s in (spec, part)]):
         return
     scale = merge.settings.scale_of(module)
-    encoding = Added((spec, part), spec.stored_dtype, spec.made_dtype, scale=scale)
+    encoding = Added((merge.base_part(spec), part), spec.stored_dtype, spec.made_dtype, scale=scale)
     made = replace(spec, dtype=values_dtype(spec), extent=None, encoding=encoding)
     merge.keep(made, f"added(scale={scale:.6g})")

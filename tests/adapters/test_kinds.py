@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from judge import is_rounded, merged, off, write_adapter, write_base
+from tests.adapters.judge import is_rounded, merged, off, write_adapter, write_base
 
 import streamload
 
@@ -31,7 +31,7 @@ def kinds() -> dict[str, tuple[str, dict]]:
             "dora": {"use_dora": True},
             "embeddings": {"target_modules": [*linear, embedding]},
             "dora on embeddings": {"target_modules": [first, embedding], "use_dora": True},
-            "modules to save": {"modules_to_save": ["ln_f", "norm", embedding]},
+            "modules to save": {"modules_to_save": ["ln_f", "norm", "wpe"]},
             "bias of all": {"bias": "all"},
             "bias of the adapted": {"bias": "lora_only"},
             "chosen layers": {"layers_to_transform": [0, 2]},
