@@ -13,6 +13,9 @@ from streamload.decoding.overlaid import after
 # A product of so many values is large enough to be fast, and small beside a chunk.
 _AT_ONCE = 1 << 19
 
+# Elements of A up to which it is kept where only columns of it are needed.
+_KEPT = 1 << 21
+
 # Places of the parts.
 WEIGHT, INPUTS, OUTPUTS, MAGNITUDE, NORMS = range(5)
 
@@ -81,10 +84,15 @@ class LowRank(Encoding):
             yield matrix, first, last
             at += last - first
 
+    @property
+    def has_whole_inputs(self) -> bool:
+        """True if an expert's A is kept as a whole from block to block."""
+        return not self.by_inputs or self.rank * self.rows <= _KEPT
+
     def of_inputs(self, matrix: int, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Runs of A that rows [first, last) of a matrix need, in the order of ranks."""
         row = (self.expert + matrix) * self.rank
-        if not self.by_inputs:
+        if self.has_whole_inputs:
             yield row * self.inputs, (row + self.rank) * self.inputs
             return
         for at in range(row, row + self.rank):
@@ -108,6 +116,6 @@ class LowRank(Encoding):
 
     def scratch_bytes(self, count: int) -> int:
         rows = min(count // self.columns, self.rows)
-        # Both factors as they are multiplied, and the squares that norms are made of.
-        factors = self.rank * (rows + self.columns)
-        return 8 * (factors + (count if self.has_magnitude else 0))
+        # Both factors as they are multiplied.
+        inputs = self.inputs if self.has_whole_inputs else rows
+        return 8 * self.rank * (inputs + (self.columns if self.by_inputs else rows))

@@ -26,17 +26,37 @@ def decode(encoding: LowRank, parts: Parts, start: int, stop: int, out: torch.Te
 def _factors(
     encoding: LowRank, parts: Parts, matrix: int, first: int, last: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What of B and A makes rows [first, last) of a matrix: [outputs, rank], [rank, inputs]."""
-    rank, wide = encoding.rank, last - first if encoding.by_inputs else encoding.inputs
-    inputs = parts.scratch.elements("inputs", rank * wide, dtype)
-    at = 0
-    for run in encoding.of_inputs(matrix, first, last):
-        inputs[at : at + run[1] - run[0]].copy_(parts.read(INPUTS, *run))
-        at += run[1] - run[0]
-    stored = parts.read(OUTPUTS, *encoding.of_outputs(first, last)).view(-1, rank, encoding.experts)
-    outputs = parts.scratch.elements("outputs", stored.shape[0] * rank, dtype).view(-1, rank)
-    outputs.copy_(stored[:, :, encoding.expert + matrix])
-    return outputs, inputs.view(rank, wide)
+    """What of B and A makes rows [first, last) of a matrix: [outputs, rank], [rank, inputs].
+
+    What is the same for all rows is kept by the thread from one block to the next.
+    """
+    scratch, rank = parts.scratch, encoding.rank
+
+    def inputs() -> torch.Tensor:
+        runs = [*encoding.of_inputs(matrix, first, last)]
+        made = scratch.elements("inputs", sum(stop - start for start, stop in runs), dtype)
+        at = 0
+        for start, stop in runs:
+            made[at : at + stop - start].copy_(parts.read(INPUTS, start, stop))
+            at += stop - start
+        return made.view(rank, -1)
+
+    def outputs() -> torch.Tensor:
+        stored = parts.read(OUTPUTS, *encoding.of_outputs(first, last))
+        stored = stored.view(-1, rank, encoding.experts)
+        made = scratch.elements("outputs", stored.shape[0] * rank, dtype).view(-1, rank)
+        return made.copy_(stored[:, :, encoding.expert + matrix])
+
+    is_kept = encoding.has_whole_inputs, encoding.by_inputs
+    keys = [
+        (encoding.parts[part].name, encoding.expert + matrix, encoding.first_output, dtype, rows)
+        for part, kept in zip((INPUTS, OUTPUTS), is_kept, strict=True)
+        for rows in [None if kept else (first, last)]
+    ]
+    right = scratch.kept("inputs", keys[0], inputs)
+    if encoding.by_inputs and encoding.has_whole_inputs:
+        right = right[:, first:last]
+    return scratch.kept("outputs", keys[1], outputs), right
 
 
 def _add_product(
