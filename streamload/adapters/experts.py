@@ -63,6 +63,8 @@ def merge_parameters(merge: Merge, module: str, nested: Sequence[Adapted]) -> No
     library's own modules, of which the last is the outermost.
 
     Args:
+        merge: is added to.
+        module: the base model's name.
         nested: the outermost first.
     """
     targets = {p.rpartition(".")[2] for p in merge.settings.target_parameters}
@@ -127,7 +129,7 @@ def _merge_stack(merge: Merge, one: Adapted, stack: Stack) -> None:
     for expert, specs in enumerate(stack.tensors):
         output = 0
         for spec in specs:
-            if not all([merge.is_number(s) for s in (spec, *factors)]):
+            if not merge.are_numbers(spec, *factors):
                 return
             weight = replace(spec, extent=None, strides=None) if spec.strides else spec
             rows, columns = spec.shape[-2:]

@@ -72,13 +72,13 @@ class Merge:
         self.made[spec.name] = spec
         self.counts[words] += 1
 
-    def is_number(self, spec: TensorSpec) -> bool:
-        """True if products can be added to it; else that is a problem."""
-        if BY_NAME[spec.dtype].kind == "float":
-            return True
-        text = f"{spec.name!r} is stored as {BY_NAME[spec.dtype].torch_name or spec.dtype}"
-        self.problems.append(f"{text}: numbers cannot be added to it")
-        return False
+    def are_numbers(self, *specs: TensorSpec) -> bool:
+        """True if all can be calculated with; else that is a problem."""
+        others = [spec for spec in specs if BY_NAME[spec.dtype].kind != "float"]
+        for spec in others:
+            dtype = BY_NAME[spec.dtype].torch_name or spec.dtype
+            self.problems.append(f"{spec.name!r} is stored as {dtype}: nothing can be added to it")
+        return not others
 
 
 def values_dtype(spec: TensorSpec) -> str:
@@ -90,11 +90,13 @@ def merge_low_rank(merge: Merge, one: Adapted, spec: TensorSpec, by_inputs: bool
     """Add an adapter's product to a matrix, and give outputs their magnitude.
 
     Args:
+        merge: is added to.
+        one: what the adapter has for it.
         spec: the matrix, as it is by now.
         by_inputs: what it is where it is square.
     """
     a, b = merge.stored[one.parts["A"]], merge.stored[one.parts["B"]]
-    if not all([merge.is_number(s) for s in (spec, a, b)]):
+    if not merge.are_numbers(spec, a, b):
         return
     rank, inputs = a.shape[0], numel(a.shape[1:])
     outputs = b.shape[0]

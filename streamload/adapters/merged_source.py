@@ -65,9 +65,7 @@ def _open(path: str) -> tuple[Source, AdapterSettings]:
     raise CheckpointNotFoundError(f"no adapter: neither {' nor '.join(_FILES)}", path=path)
 
 
-def _worked_out(
-    path: str, source: Source, adapter: Source, settings: AdapterSettings
-) -> Merge:
+def _worked_out(path: str, source: Source, adapter: Source, settings: AdapterSettings) -> Merge:
     try:
         config, _ = source.config()
     except CheckpointError:

@@ -58,7 +58,7 @@ class Renaming:
 
 
 def _changes(wanted: Iterable[str], stored: Iterable[str]) -> list[list[_Change]]:
-    """All changes that some name is stored by, the likeliest first; equally likely ones together."""
+    """All changes that some name is stored by, the likeliest first; equally likely together."""
     starts: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for name in stored:
         for start, rest in _cuts(name):

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from streamload.core.errors import CheckpointError
 from streamload.core.wording import printable
@@ -27,6 +27,7 @@ _OTHER_MATHS = {
 }
 # Initialisations after which the base weights are others, as far as the file was saved with them.
 _OTHER_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+_T = TypeVar("_T")
 _BIASES = ("none", "all", "lora_only")
 _SHOWN = 80
 
@@ -65,7 +66,11 @@ class AdapterSettings:
     def is_saved_whole(self, name: str) -> bool:
         """True if a tensor belongs to one of ``modules_to_save``."""
         modules = {f".{name}"[: at.start()] for at in re.finditer(r"\.", f".{name}")}
-        return any(m == f".{saved}" or m.endswith(f".{saved}") for m in modules for saved in self.modules_to_save)
+        return any(
+            m == f".{saved}" or m.endswith(f".{saved}")
+            for m in modules
+            for saved in self.modules_to_save
+        )
 
     def indices_of(self, module: str) -> tuple[int, ...]:
         """Which rows of an embedding are trained, in the order they are stored."""
@@ -75,7 +80,7 @@ class AdapterSettings:
         return ()
 
 
-def _by_pattern(patterns: tuple[tuple[str, Any], ...], module: str, default: Any) -> Any:
+def _by_pattern(patterns: tuple[tuple[str, _T], ...], module: str, default: _T) -> _T:
     """PEFT's rule: the first pattern that ends the name, after a point or as a whole."""
     for pattern, value in patterns:
         if re.match(rf"(.*\.)?({pattern})$", module):
@@ -103,8 +108,8 @@ def settings_from_config(config: Mapping[str, Any], path: str) -> AdapterSetting
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_OTHER_BASE):
         raise CheckpointError(
-            f"init_lora_weights is {start[:_SHOWN]!r}: it belongs to base weights that were changed "
-            "when training began; save it with path_initial_model_for_weight_conversion, which "
+            f"init_lora_weights is {start[:_SHOWN]!r}: it belongs to base weights that were "
+            "changed when training began; save it with path_initial_model_for_weight_conversion, which "
             "makes it one for the base model",
             path=path,
         )
@@ -120,8 +125,13 @@ def _read(config: Mapping[str, Any]) -> AdapterSettings:
     return AdapterSettings(
         rank=_rank("r", config.get("r", 8)),
         alpha=_number("lora_alpha", config.get("lora_alpha", 8)),
-        ranks=tuple((_pattern("rank_pattern", k), _rank(k, v)) for k, v in _items(config, "rank_pattern")),
-        alphas=tuple((_pattern("alpha_pattern", k), _number(k, v)) for k, v in _items(config, "alpha_pattern")),
+        ranks=tuple(
+            (_pattern("rank_pattern", k), _rank(k, v)) for k, v in _items(config, "rank_pattern")
+        ),
+        alphas=tuple(
+            (_pattern("alpha_pattern", k), _number(k, v))
+            for k, v in _items(config, "alpha_pattern")
+        ),
         use_rslora=_flag(config, "use_rslora"),
         use_dora=_flag(config, "use_dora"),
         fan_in_fan_out=_flag(config, "fan_in_fan_out"),
@@ -140,7 +150,9 @@ def _items(config: Mapping[str, Any], field: str) -> list[tuple[str, Any]]:
 
 def _rank(field: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"the rank {field!r} must be a whole number of at least 1: {_short(value)}")
+        raise ValueError(
+            f"the rank {field!r} must be a whole number of at least 1: {_short(value)}"
+        )
     return value
 
 
@@ -165,7 +177,7 @@ def _names(config: Mapping[str, Any], field: str) -> tuple[str, ...]:
 
 
 def _indices(value: object) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    found = value if isinstance(value, Mapping) else {"": value or []}
+    found: Mapping[str, Any] = value if isinstance(value, Mapping) else {"": value or []}
     for rows in found.values():
         if not isinstance(rows, list) or any(type(n) is not int or n < 0 for n in rows):
             raise ValueError(f"trainable_token_indices must be lists of rows: {_short(value)}")

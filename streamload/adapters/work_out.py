@@ -114,7 +114,7 @@ def _replace_rows(merge: Merge, module: str, own: str) -> None:
             f"trainable_token_indices, which are {plural(len(indices), 'row')}"
         )
         return
-    if not all([merge.is_number(s) for s in (spec, part)]):
+    if not merge.are_numbers(spec, part):
         return
     encoding = RowsReplaced(
         (merge.base_part(spec), part),
@@ -160,9 +160,7 @@ def _known_orientation(merge: Merge, modules: Mapping[str, list[Adapted]]) -> bo
     return found.pop() if len(found) == 1 else None
 
 
-def _merge_module(
-    merge: Merge, module: str, nested: list[Adapted], known: bool | None
-) -> None:
+def _merge_module(merge: Merge, module: str, nested: list[Adapted], known: bool | None) -> None:
     name = merge.rename(f"{module}.weight")
     if name is None and merge.settings.target_parameters:
         merge_parameters(merge, module, sorted(nested, key=lambda one: one.nest))
@@ -183,7 +181,9 @@ def _merge_module(
     outputs = merge.stored[one.parts["B"]].shape[0]
     if "magnitude" in one.parts and numel(merge.stored[one.parts["magnitude"]].shape) != outputs:
         shape = merge.stored[one.parts["magnitude"]].shape
-        merge.problems.append(f"{one.parts['magnitude']!r} {list(shape)} is not for {outputs} outputs")
+        merge.problems.append(
+            f"{one.parts['magnitude']!r} {list(shape)} is not for {outputs} outputs"
+        )
         return
     merge_low_rank(merge, one, spec, one.is_embedding or _is_by_inputs(merge, module, known))
     if one.is_embedding and _is_tied(merge):
@@ -212,7 +212,7 @@ def _add_bias(merge: Merge, module: str, one: Adapted) -> None:
         merge.problems.append(f"{one.parts['bias']!r} {list(part.shape)} fits no bias of the base")
         return
     spec = merge.of_base(found)
-    if not all([merge.is_number(s) for s in (spec, part)]):
+    if not merge.are_numbers(spec, part):
         return
     scale = merge.settings.scale_of(module)
     encoding = Added((merge.base_part(spec), part), spec.stored_dtype, spec.made_dtype, scale=scale)

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.adapters.judge import is_rounded, merged, off, write_adapter, write_base
 
 import streamload
+from tests.adapters.judge import is_rounded, merged, off, write_adapter, write_base
 
-LINEAR = {"llama": ["q_proj", "v_proj", "o_proj", "down_proj"], "gpt2": ["c_attn", "c_proj", "c_fc"]}
+LINEAR = {
+    "llama": ["q_proj", "v_proj", "o_proj", "down_proj"],
+    "gpt2": ["c_attn", "c_proj", "c_fc"],
+}
 EMBEDDING = {"llama": "embed_tokens", "gpt2": "wte"}
 BOTH = ("llama", "gpt2")
 
@@ -49,7 +52,10 @@ def kinds() -> dict[str, tuple[str, dict]]:
         found[f"{base}: patterns of parameters"] = (base, ranks)
     head = {"target_modules": ["lm_head", "k_proj"], "modules_to_save": ["embed_tokens"]}
     found["llama: head"] = ("llama", head)
-    found["gpt2: lora_bias"] = ("gpt2", {"target_modules": ["c_attn"], "lora_bias": True, "bias": "all"})
+    found["gpt2: lora_bias"] = (
+        "gpt2",
+        {"target_modules": ["c_attn"], "lora_bias": True, "bias": "all"},
+    )
     tied = {"target_modules": ["embed_tokens", "up_proj"]}
     found["tied llama: embeddings"] = ("tied llama", tied)
     return found
