@@ -109,8 +109,8 @@ def settings_from_config(config: Mapping[str, Any], path: str) -> AdapterSetting
     if isinstance(start, str) and start.lower().startswith(_OTHER_BASE):
         raise CheckpointError(
             f"init_lora_weights is {start[:_SHOWN]!r}: it belongs to base weights that were "
-            "changed when training began; save it with path_initial_model_for_weight_conversion, which "
-            "makes it one for the base model",
+            "changed when training began; save it with path_initial_model_for_weight_conversion, "
+            "which makes it one for the base model",
             path=path,
         )
     try:

@@ -94,7 +94,8 @@ def _replace_whole(merge: Merge, name: str, own: str) -> None:
 def _replaced(spec: TensorSpec, part: TensorSpec) -> TensorSpec:
     encoding = Replaced((part,), BY_NAME[part.dtype].name, spec.made_dtype)
     is_float = BY_NAME[part.dtype].kind == "float"
-    dtype = values_dtype(part) if is_float else part.dtype
+    widest = "F64" if "F64" in (part.dtype, spec.made_dtype) else "F32"
+    dtype = widest if is_float else part.dtype
     return TensorSpec(spec.name, dtype, part.shape, spec.file, encoding=encoding)
 
 

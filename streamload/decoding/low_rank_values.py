@@ -102,7 +102,8 @@ def column_norms(
 
     Args:
         read: fills a flat tensor of ``dtype`` with the elements [start, stop).
-        rows, columns: of the matrix.
+        rows: of the matrix.
+        columns: of the matrix.
         dtype: of its elements, and of the norms.
     """
     step = max((1 << 19) // columns, 1)

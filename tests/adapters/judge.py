@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import save_file
 from torch import nn
 
 SIZES = {"vocab_size": 40, "bos_token_id": 0, "eos_token_id": 0}
@@ -101,3 +103,35 @@ def is_rounded(found: torch.Tensor, exact: torch.Tensor, error: float) -> bool:
     is_doubtful = least != most
     rest = torch.equal(found[~is_doubtful], nearest[~is_doubtful])
     return rest and bool(((least <= found) & (found <= most)).all())
+
+
+def hand_made(
+    folder: Path,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    prefix: str = "base_model.model.",
+    **config: Any,
+) -> Path:
+    """An adapter of these tensors, as PEFT names them, with ``r`` 2 and ``lora_alpha`` 4."""
+    folder.mkdir(parents=True)
+    save_file(
+        {prefix + name: t for name, t in tensors.items()}, folder / "adapter_model.safetensors"
+    )
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, **config}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def pair(module: str, outputs: int, inputs: int, rank: int = 2) -> dict[str, torch.Tensor]:
+    """The factors of one layer."""
+    torch.manual_seed(len(module))
+    return {
+        f"{module}.lora_A.weight": torch.randn(rank, inputs),
+        f"{module}.lora_B.weight": torch.randn(outputs, rank),
+    }
+
+
+def product(tensors: Mapping[str, torch.Tensor], module: str) -> torch.Tensor:
+    """B A, [outputs, inputs], exactly."""
+    a, b = (tensors[f"{module}.lora_{letter}.weight"].double() for letter in "AB")
+    return b @ a
