@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "hf": "core mapping planning sources",
     "saving": "core system mapping models planning sources adapters engine module hf",
     "loading": "core system mapping models planning sources adapters engine module hf saving",
-    "verifying": "core system mapping planning sources engine loading",
+    "verifying": "core system mapping planning decoding sources engine loading",
     "downloading": "core sources saving",
     "generation": "core",
     "synthesis": "core saving mapping",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "added": "overlaid_values",
     "low_rank": "low_rank_values",
+    "packed": "packed_values",
     "replaced": "overlaid_values",
     "rows_replaced": "overlaid_values",
     "scaled": "scaled_values",
@@ -32,8 +33,9 @@ class Decoder(Protocol):
         Args:
             encoding: of the class that has the kind.
             parts: its stored tensors.
-            start, stop: multiples of its quantum, or the end; a few hundred thousand at most,
-                unless the quantum is larger.
+            start: a multiple of its quantum.
+            stop: another, or the end; some hundred thousand values on at most, unless the
+                quantum is larger.
             out: flat, of the values' dtype, contents as they were.
         """
 

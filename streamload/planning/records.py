@@ -267,7 +267,8 @@ def _stored_dtypes(specs: Sequence[TensorSpec]) -> str:
 
 
 def _torch_name(name: str) -> str:
-    return BY_NAME[name].torch_name or name
+    found = BY_NAME.get(name)  # encodings may have names of their own
+    return (found and found.torch_name) or name
 
 
 _SHOWN = 6

@@ -1,33 +1,38 @@
-"""``quant_method: fp8``: 8-bit floats with scales, and 4-bit ones packed in int8 beside them.
+"""``fp8`` and its kin: 8-bit floats with scales, and 4-bit ones packed in bytes beside them.
 
 The names are those of published checkpoints: DeepSeek-V3's ``weight_scale_inv`` (which is what a
 number is multiplied by, whatever it is called), DeepSeek-V4's ``scale``, Mistral's
-``qscale_weight``, and ``weight_scale`` of others.
+``qscale_weight``, ``weight_scale`` of others, and ModelOpt's ``weight_scale_2``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import Any
 
 from streamload.core.specs import TensorSpec
-from streamload.decoding.quantized.grids import GridError, scaled
+from streamload.decoding.quantized.grids import GridError, pair, scaled
 from streamload.decoding.quantized.records import Found
 
-# Of a weight's module; the first of a pair ends as its weight does not.
-_OF_MODULE = ("scale", "qscale_weight")
+_QUOTED = re.compile(r"'([^']*)'")
+FLOATS = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 # Scales of what a layer is given, and of the key and value cache: they say nothing of weights.
-ACTIVATIONS = ("input_scale", "activation_scale", "qscale_act", "k_scale", "v_scale", "q_scale")
-_FLOATS = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
-SCALES = ("F32", "BF16", "F16", "F8_E8M0", "U8")
+_ACTIVATIONS = (
+    *("input_scale", "input_scale_ub", "activation_scale", "qscale_act", "input_zero_point"),
+    *("input_global_scale", "output_scale", "k_scale", "v_scale", "q_scale"),
+)
 
 
 def find(found: Found) -> None:
     """Pair each weight with its scale."""
-    blocks = _block_sizes(found.config)
+    blocks = pair(found.config.get("weight_block_size"), "weight_block_size")
+    if found.method == "mxfp8":
+        blocks = blocks or [(1, 32)]
     for name, spec in found.stored.items():
-        is_packed = spec.dtype == "I8"
-        if spec.dtype not in _FLOATS and not is_packed:
+        is_packed = spec.dtype in ("I8", "U8")
+        if (spec.dtype not in FLOATS and not is_packed) or is_ignored(name):
+            continue
+        if name.endswith(("scale", "scale_inv", "scale_2")):  # NVFP4's scales are FP8 themselves
             continue
         scales = [found.stored[n] for n in _scales_of(name) if n in found.stored]
         if not scales and is_packed:
@@ -36,10 +41,13 @@ def find(found: Found) -> None:
             have = " and ".join(repr(s.name) for s in scales) or "none"
             found.problems.append(f"{name!r} is {spec.dtype} and needs one scale, but has {have}")
             continue
+        overall = found.stored.get(f"{name}_scale_2")
         try:
-            refuse_type(scales[0])
-            code, sizes = ("fp4", [(1, 32), *blocks]) if is_packed else (spec.dtype, blocks)
-            found.keep(scaled(name, spec, scales[0], code, sizes))
+            if not is_packed:
+                found.keep(scaled(name, spec, scales[0], spec.dtype, blocks, overall=overall))
+            else:
+                sizes = [(1, 16)] if overall is not None else [(1, 32), *blocks]
+                found.keep(scaled(name, spec, scales[0], "fp4", sizes, overall=overall))
         except GridError as error:
             found.problems.append(str(error))
     ignore(found)
@@ -47,15 +55,13 @@ def find(found: Found) -> None:
 
 def ignore(found: Found) -> None:
     """Scales of activations are none of a weight's."""
-    endings = tuple(f".{leaf}" for leaf in ACTIVATIONS)
-    more = tuple(f"_{leaf}" for leaf in ("input_scale", "activation_scale"))
-    found.used.update(name for name in found.stored if name.endswith((*endings, *more)))
+    found.ignored.update(filter(is_ignored, found.stored))
 
 
-def refuse_type(scales: TensorSpec) -> None:
-    """Raise GridError for scales that are no numbers to multiply by."""
-    if scales.dtype not in SCALES:
-        raise GridError(f"{scales.name!r} is {scales.dtype}, which a scale cannot be")
+def is_ignored(name: str) -> bool:
+    """True for the names of scales that are not a weight's."""
+    leaf = name.rpartition(".")[2]
+    return leaf in _ACTIVATIONS or leaf.endswith(("_input_scale", "_activation_scale"))
 
 
 def _scales_of(name: str) -> Iterator[str]:
@@ -63,22 +69,25 @@ def _scales_of(name: str) -> Iterator[str]:
     yield f"{name}_scale"
     module, _, leaf = name.rpartition(".")
     if leaf == "weight":
-        yield from (f"{module}.{scale}" for scale in _OF_MODULE)
+        yield f"{module}.scale"
+        yield f"{module}.qscale_weight"
 
 
-def _block_sizes(config: Any) -> list[tuple[int, int]]:
-    """The configured size of blocks; none where scales are for whole tensors or rows.
+def refuse_leftovers(found: Found, endings: tuple[str, ...]) -> None:
+    """Parts of a weight of which others are missing."""
+    known = found.used | found.values.keys() | set(_QUOTED.findall(" ".join(found.problems)))
+    for name in found.stored:
+        if name.endswith(endings) and name not in known:
+            found.problems.append(f"{name!r} lacks what belongs to it")
+
+
+def sibling(found: Found, name: str, ending: str, other: str) -> TensorSpec:
+    """The tensor whose name ends in ``other`` where ``name`` ends in ``ending``.
 
     Raises:
-        GridError: it is no pair of whole numbers.
+        GridError: there is none.
     """
-    found = config.get("weight_block_size")
-    if found is None:
-        return []
-    if (
-        not isinstance(found, (list, tuple))
-        or len(found) != 2
-        or any(type(n) is not int or n < 1 for n in found)
-    ):
-        raise GridError(f"weight_block_size must be two whole numbers, not {found!r}")
-    return [(found[0], found[1])]
+    wanted = name.removesuffix(ending) + other
+    if wanted not in found.stored:
+        raise GridError(f"{name!r} needs {wanted!r}, which is not there")
+    return found.stored[wanted]
