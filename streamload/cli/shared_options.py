@@ -40,6 +40,12 @@ _MODES = (
     "safe, else stream. [default: auto]"
 )
 _WHICH_LAYOUT = "Of transposed weights. [default: what is fastest; contiguous when streaming]"
+adapter_option = click.option(
+    "--adapter",
+    multiple=True,
+    metavar="PATH",
+    help="A LoRA adapter of PEFT, merged into the weights; may be given several times.",
+)
 _LOAD_OPTIONS = (
     dtype_option,
     click.option("--device", type=DEVICE, help="cpu, cuda:0, or MODULE=DEVICE,... [default: cpu]"),
@@ -59,6 +65,7 @@ _LOAD_OPTIONS = (
     _choice("--replicas", ("refuse", "average"), "If partitions differ. [default: refuse]"),
     _switch("cache", "Keep a converted copy and use it."),
     _choice("--quantize", ("int8",), "Quantise linear layers while they stream in (weight only)."),
+    adapter_option,
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar
 
 from streamload.core.dtypes import BY_NAME
@@ -40,6 +40,13 @@ class Encoding(ABC):
     @abstractmethod
     def words(self) -> str:
         """What it is, for reports: ``fp8 in blocks of 128 x 128``."""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for encodings that make the same values of parts of the same names."""
+        own = [getattr(self, field.name) for field in fields(self) if field.name != "parts"]
+        parts = [(part.name, part.encoding and part.encoding.key) for part in self.parts]
+        return (self.kind, *own, *parts)
 
     @property
     def quantum(self) -> int:

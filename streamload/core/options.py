@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -51,6 +51,8 @@ class LoadOptions(TypedDict, total=False):
             name (layer None: those outside of blocks); may return replacements by name: tensors
             of the same shape, dtype and device, or modules, which may be anything with data.
         quantize: ``"int8"``, weight only, while streaming (extra ``int8``).
+        adapter: a folder with a LoRA adapter of PEFT, or several, merged one after the other into
+            the weights as these are read: computed in float32 and rounded once.
     """
 
     dtype: torch.dtype | str | None
@@ -71,6 +73,7 @@ class LoadOptions(TypedDict, total=False):
     progress: Progress | None
     on_layer: Callable[[int | None, dict[str, torch.Tensor]], object] | None
     quantize: str | None
+    adapter: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,7 @@ class Settings:
     progress: Progress | None = None
     on_layer: Callable[[int | None, dict[str, torch.Tensor]], object] | None = None
     quantize: str | None = None
+    adapter: tuple[str, ...] = ()
     renumber: bool = False
     expected_layers: int | None = None
 
@@ -157,6 +161,7 @@ def settings_from(options: Mapping[str, Any], mode: str = "stream") -> Settings:
     workers = values["workers"] = _positive("workers", values.get("workers"), threads)
     values["chunk_is_given"] = values.get("chunk_bytes") is not None
     default = 4 << 20 if is_host else SLOT_BYTES
+    values["adapter"] = _paths("adapter", values.get("adapter"))
     values["chunk_bytes"] = _positive("chunk_bytes", values.get("chunk_bytes"), default)
     default = SLOT_BYTES * slots_for(workers)
     values["ring_bytes"] = _positive("ring_bytes", values.get("ring_bytes"), default)
@@ -210,6 +215,14 @@ def _layers(value: Collection[int] | None) -> frozenset[int] | None:
     if not found or any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in found):
         raise ValueError(f"layers must be block indices from 0, not {sorted(found)!r}")
     return found
+
+
+def _paths(name: str, value: Any) -> tuple[str, ...]:
+    if value is None or isinstance(value, (str, os.PathLike)):
+        return () if value is None else (os.fsdecode(value),)
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"{name} must be a path or a list of paths, not {value!r}")
+    return tuple(os.fsdecode(path) for path in value)
 
 
 def _positive(name: str, value: Any, default: int) -> int:

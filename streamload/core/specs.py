@@ -121,6 +121,12 @@ class TensorSpec:
             offset = self.extent.offset + start * size
             yield Extent(self.extent.file, offset, (stop - start) * size)
 
+    def files(self) -> Iterator[str]:
+        """The files that it needs; one may come several times."""
+        yield self.file
+        for part in self.encoding.parts if self.encoding is not None else ():
+            yield from part.files()
+
 
 def stored_bytes(specs: Iterable[TensorSpec]) -> int:
     """What tensors take in their files; ``nbytes`` is what their values take."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -29,6 +30,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._buffers: dict[object, Buffer] = {}
+        self._kept: dict[object, tuple[object, torch.Tensor]] = {}
         self._inner: dict[object, Scratch] = {}
 
     def elements(self, name: object, count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -36,6 +38,17 @@ class Scratch:
         call for it.
         """
         return self._buffers.setdefault(name, Buffer()).elements(count, dtype)
+
+    def kept(self, name: object, key: object, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """What ``make`` gives; it is kept until something is wanted under the name by another key.
+
+        It may lie in the buffer of that name, which is then used for nothing else.
+        """
+        known = self._kept.get(name)
+        if known is None or known[0] != key:
+            self._kept.pop(name, None)  # what is in the buffer is about to change
+            known = self._kept[name] = (key, make())
+        return known[1]
 
     def inner(self, name: object) -> Scratch:
         """A room of its own for what is decoded on the way."""

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from typing_extensions import Unpack
 
+from streamload.adapters.opening import open_values
 from streamload.core.errors import PlanError
 from streamload.core.options import LoadOptions, settings_from
 from streamload.core.report import LoadReport
 from streamload.core.wording import listed, printable
 from streamload.loading.budget import measured
 from streamload.loading.building import build
-from streamload.loading.opening import open_values
 from streamload.loading.resolving import plan_load, resolve
 from streamload.loading.running import Run, run
 from streamload.mapping.binding import Mapper

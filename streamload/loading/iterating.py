@@ -59,6 +59,8 @@ def iter_tensors(
     settings = settings_from(options)
     if not isinstance(settings.device, str):
         raise TypeError("iter_tensors takes one device, not a dict")
+    if settings.adapter:
+        raise TypeError("iter_tensors takes no adapter: load_state_dict merges one")
     settings = settled(settings)
     source = open_layers(path, None, settings.prefix)
     try:

@@ -50,13 +50,14 @@ def with_meanings(
     if lora and not own:
         texts.append(
             f"this is, or holds, a PEFT adapter ({kind}{of_base}; {listed(map(repr, lora), 2)}), "
-            "which is not merged here: merge it into its base model with PEFT "
-            "(merge_and_unload), and load that"
+            "which is no model by itself: load its base model with adapter= (--adapter) and the "
+            "adapter's folder, which merges the two"
         )
     elif adapter is not None and not own:
         texts.append(
             f"adapter_config.json beside the weights: a PEFT adapter ({kind}{of_base}) that is "
-            "not applied; what is loaded is the base model alone"
+            "not applied; what is loaded is the base model alone. adapter= (--adapter) with that "
+            "folder merges it"
         )
     elif own and not lora and not plan.ok:
         texts.append(

@@ -9,12 +9,12 @@ from typing import Any
 
 from typing_extensions import Unpack
 
+from streamload.adapters.opening import open_values
 from streamload.core.options import LoadOptions, Settings, settings_from
 from streamload.hf.library import set_generation
 from streamload.hf.their_models import empty_model
 from streamload.loading.budget import measured
 from streamload.loading.calls import Loaded
-from streamload.loading.opening import open_values
 from streamload.loading.resolving import Job, plan_load, resolve, with_default_dtype
 from streamload.loading.running import run
 from streamload.module.commit import commit

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from streamload.adapters.opening import open_values
 from streamload.core.errors import CheckpointError
 from streamload.core.options import bound_of_shards, settings_from
 from streamload.core.report import ExportReport, LoadedTensor
@@ -24,9 +25,7 @@ from streamload.saving.checkpoint import peak_memory, write_checkpoint
 from streamload.saving.extras import companions, config_text, left_behind
 from streamload.saving.file_layout import only_writable
 from streamload.sources.base import Source
-from streamload.sources.detect import open_layers
 from streamload.sources.hub import folder_of
-from streamload.sources.wrapping.decoded_source import as_stored, decoded
 from streamload.system.peaks import PeakSampler
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ def convert(
     dtype: torch.dtype | str | None = None,
     max_shard_bytes: int | None = None,
     prefix: str | None = None,
+    adapter: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     progress: Callable[[int, int, str], object] | None = None,
 ) -> ExportReport:
     """Write a checkpoint anew as safetensors, in bounded memory whatever its size.
@@ -61,6 +61,7 @@ def convert(
         dtype: cast floating-point tensors to it; rotary tables are never cast.
         max_shard_bytes: tensor data in one file, at most; a folder only.
         prefix: only stored names under it, taken off.
+        adapter: LoRA adapters that are merged into the weights; see LoadOptions.
         progress: called as progress(done_bytes, total_bytes, name).
 
     Returns:
@@ -75,13 +76,13 @@ def convert(
     if names not in ("published", "local"):
         raise ValueError(f"names must be 'published' or 'local', not {names!r}")
     start_s = time.perf_counter()
-    options = settings_from({"dtype": dtype})
+    options = settings_from({"dtype": dtype, "adapter": adapter})
     max_shard_bytes = bound_of_shards(max_shard_bytes)
     target = os.fsdecode(path)
     from streamload.hf.their_exports import plan_their_conversion  # brings torch
 
-    with open_layers(source, None, prefix) as opened, PeakSampler() as sampler:
-        opened = decoded(opened) if options.dtype is not None else as_stored(opened)
+    wanted = replace(options, prefix=prefix)
+    with open_values(source, wanted, keeps_encoded=True) as opened, PeakSampler() as sampler:
         catalog = _under(opened, prefix)
         config, notices = config_or_guess(opened.config(), catalog)
         conversion = plan_conversion(catalog, config, names, options, source=opened.path)

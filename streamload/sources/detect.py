@@ -156,7 +156,7 @@ def _adapter_alone(folder: str) -> str:
     of_base = f" {str(base)!r}" if base else ""
     return (
         f"this is a PEFT adapter ({kind}) without its base model{of_base}: "
-        "merge the two with PEFT (merge_and_unload), and load the result; "
+        "load that with adapter= (--adapter) and this folder, which merges the two; "
     )
 
 

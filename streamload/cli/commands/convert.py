@@ -9,6 +9,7 @@ import click
 from streamload.cli.render.progress import progress_bar
 from streamload.cli.render.tables import say_result
 from streamload.cli.shared_options import (
+    adapter_option,
     common_options,
     dtype_option,
     given,
@@ -34,6 +35,7 @@ from streamload.core.wording import printable
 )
 @max_shard_bytes_option
 @prefix_option
+@adapter_option
 @common_options
 def command(source: str, destination: str, as_json: bool, **options: Any) -> None:
     """Rewrite the checkpoint SRC as safetensors at DST, in bounded memory.

@@ -257,7 +257,7 @@ def _entry_for(plan: Plan, source: Source, settings: Settings) -> Entry:
     folder = cache_folder()
     if fault := folder_fault(folder):
         return Entry(plan, notices=[f"cache not used: {fault}"])
-    files = {plan.stored[name].file for t in plan.tensors for name in t.sources}
+    files = {file for t in plan.tensors for n in t.sources for file in plan.stored[n].files()}
     try:
         identities = [file_identity(path) for path in sorted(files)]
     except (CheckpointError, ReadError) as error:

@@ -3,38 +3,43 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from torch import nn
-
+from streamload.adapters.merged_source import with_adapters
 from streamload.core.options import Settings
 from streamload.sources.base import Source
 from streamload.sources.detect import open_layers
 from streamload.sources.wrapping.decoded_source import as_stored, decoded
 
+if TYPE_CHECKING:
+    from torch import nn
 
+
+@contextmanager
 def open_values(
     path: str | os.PathLike[str],
     settings: Settings,
     *,
     module: nn.Module | None = None,
     keeps_encoded: bool = False,
-) -> Source:
-    """Open a checkpoint; what is encoded stands in its catalog as it is decoded.
+) -> Iterator[Source]:
+    """Open a checkpoint: what is encoded stands in its catalog as decoded, adapters are merged.
 
     Args:
         path: see ``load``.
-        settings: which part of it is wanted.
+        settings: which part of it is wanted, and with which adapters.
         module: what is loaded into; what it takes as it is stored is not decoded.
-        keeps_encoded: without ``dtype``, all is given out as it is stored.
+        keeps_encoded: all is given out as it is stored, if nobody asks for numbers.
     """
-    source = open_layers(path, settings.layers, settings.prefix)
-    try:
-        if keeps_encoded and settings.dtype is None:
-            return as_stored(source)
-        return decoded(source, kept=lambda: _names_of(module))
-    except BaseException:
-        source.close()
-        raise
+    with open_layers(path, settings.layers, settings.prefix) as stored:
+        if keeps_encoded and settings.dtype is None and not settings.adapter:
+            plain = as_stored(stored)
+        else:
+            plain = decoded(stored, kept=lambda: _names_of(module))
+        with with_adapters(plain, settings.adapter) as source:
+            yield source
 
 
 def _names_of(module: nn.Module | None) -> list[str]:
