@@ -12,6 +12,7 @@ from streamload.core.report import LoadReport
 from streamload.engine.execute import Execution, execute
 from streamload.engine.lanes.choice import lane_for
 from streamload.loading.budget import check_memory, is_cache_in_the_way, measured
+from streamload.loading.larger import Larger, larger_than_memory, opened, told
 from streamload.loading.resolving import Job, hook_for, plan_load
 from streamload.module.extra_state import OwnCode
 from streamload.module.targets import existing_tensors
@@ -29,16 +30,22 @@ class Run:
         loaded: the new tensors, and what was seen of the data.
         report: complete.
         own: what the module's own code adds.
+        larger: what is to be attached to the model, if it does not fit.
     """
 
     plan: Plan
     loaded: Execution
     report: LoadReport
     own: OwnCode
+    larger: Larger | None = None
 
 
-def run(job: Job) -> Run:
+def run(job: Job, *, attaches: bool = False) -> Run:
     """Plan, check memory, and carry out; the module is not changed but where it holds data.
+
+    Args:
+        job: the load.
+        attaches: hooks may be put on the module, if it is mapped and does not fit.
 
     Raises:
         PlanError, MemoryBudgetError: nothing was touched.
@@ -60,6 +67,8 @@ def run(job: Job) -> Run:
             followed = measured(followed)
             if job.settings.check_memory:
                 check_memory(followed, lane.room())
+            residency = larger_than_memory(followed, job.module) if attaches else None
+            larger = opened(residency, source)
             own = job.own.read(job.source)
             # Neither a caller's inference mode nor its default device may reach new tensors.
             with torch.inference_mode(mode=False), torch.device("cpu"):
@@ -73,11 +82,12 @@ def run(job: Job) -> Run:
                     on_layer=on_layer,
                 )
             store(entry, loaded)
+    followed = told(replace(followed, findings=()), larger and larger.residency)
     report = replace(
         plan.report,
         mode=followed.options.mode,
         layout="stored" if followed.options.stored_order else "contiguous",
-        notices=(*plan.notices, *loaded.notices),
+        notices=(*plan.notices, *followed.notices, *loaded.notices),
         bytes_read=loaded.bytes_read,
         bytes_written=loaded.bytes_written,
         bytes_mapped=sum(t.nbytes for t in followed.tensors if t.mapped is not None),
@@ -90,4 +100,4 @@ def run(job: Job) -> Run:
             peak_device_bytes=lane.peak_bytes(),
         ),
     )
-    return Run(plan, loaded, report, own)
+    return Run(plan, loaded, report, own, larger)

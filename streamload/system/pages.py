@@ -28,16 +28,16 @@ _PAGE = mmap.PAGESIZE
 _LEAST_MAPPED_BYTES = 256 << 10
 
 
-@lru_cache(maxsize=1)
-def _madvise() -> Any:
-    """The C library's ``madvise``, or None where there is no such call."""
+@lru_cache(maxsize=2)
+def _call(name: str, last: Any) -> Any:
+    """``madvise`` or ``mincore`` of the C library, or None where there is no such call."""
     if sys.platform != "linux":
         return None
     try:
-        function = ctypes.CDLL(None, use_errno=True).madvise
+        function = getattr(ctypes.CDLL(None, use_errno=True), name)
     except (OSError, AttributeError):
         return None
-    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, last)
     function.restype = ctypes.c_int
     return function
 
@@ -52,9 +52,24 @@ def populate(address: int, nbytes: int) -> None:
     stop = (address + nbytes) // _PAGE * _PAGE
     if stop - start < _LEAST_BYTES:
         return
-    madvise = _madvise()
+    madvise = _call("madvise", ctypes.c_int)
     if madvise is not None:
         madvise(start, stop - start, _MADV_POPULATE_WRITE)
+
+
+def are_resident(address: int, nbytes: int) -> bool:
+    """True if all pages of a mapped range are in memory; ``address`` is that of a page.
+
+    The kernel tells who may not write to a file that all of it is.
+    """
+    mincore = _call("mincore", ctypes.c_char_p)
+    if mincore is None:
+        return False
+    pages = ctypes.create_string_buffer(-(-nbytes // _PAGE))
+    if mincore(address, nbytes, pages) != 0:
+        return False
+    # Only the lowest bit of each byte is defined; today's kernels set no other.
+    return b"\0" not in pages.raw
 
 
 def empty_pages(
@@ -66,11 +81,12 @@ def empty_pages(
     if nbytes < _LEAST_MAPPED_BYTES:
         flat = torch.empty(count, dtype=dtype, device="cpu")
     else:
-        flat = torch.frombuffer(_anonymous(nbytes), dtype=dtype, count=count)
+        flat = torch.frombuffer(anonymous_pages(nbytes), dtype=dtype, count=count)
     return flat.view(shape) if strides is None else torch.as_strided(flat, shape, strides)
 
 
-def _anonymous(nbytes: int) -> mmap.mmap:
+def anonymous_pages(nbytes: int) -> mmap.mmap:
+    """Fresh memory of its own, which goes back to the system when nothing refers to it."""
     if sys.platform == "win32":
         return mmap.mmap(-1, nbytes)
     # Private, or it would count as shared memory.
