@@ -51,9 +51,7 @@ def larger_than_memory(plan: Plan, module: nn.Module | None) -> Residency | None
         return None
     if not any(tensor.mapped is not None for tensor in plan.tensors):
         return None
-    with StatusReader() as status:
-        file_bytes = status.read().file
-    return choose_residents(plan, file_bytes=file_bytes, lookups=_lookups(plan, module))
+    return choose_residents(plan, file_bytes=_file_bytes(), lookups=_lookups(plan, module))
 
 
 def told(plan: Plan, residency: Residency | None) -> Plan:
@@ -81,6 +79,12 @@ def opened(residency: Residency | None, source: Source) -> Larger | None:
     except CheckpointError:  # not openable any more: the mapping serves
         return None
     return Larger(residency, files)
+
+
+def _file_bytes() -> int:
+    """Pages of files in this process, which a pass through a model does not push out."""
+    with StatusReader() as status:
+        return status.read().file
 
 
 def _lookups(plan: Plan, module: nn.Module) -> set[str]:

@@ -66,7 +66,7 @@ class MappedBlock:
         sizes = accumulate((stop - start for _, start, stop in merged), initial=0)
         return tuple(Run(*run, at) for run, at in zip(merged, sizes, strict=False))
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """What it takes in memory, and what reading it brings."""
         return sum(run.stop - run.start for run in self.runs)
@@ -83,7 +83,7 @@ class MappedBlock:
             for extent in self.extents
         )
 
-    @property
+    @cached_property
     def widths(self) -> tuple[int, int]:
         """How wide its activations are between matrices: the narrowest and the widest."""
         shapes = [t.shape for t in self.tensors if len(t.shape) == 2] or [(1, 1)]
@@ -105,7 +105,7 @@ class Residency:
     always_bytes: int
     resident: int
 
-    @property
+    @cached_property
     def order(self) -> tuple[int, ...]:
         """Blocks in the order in which they are kept: those that stay are always spread evenly.
 

@@ -1,1 +1,1 @@
-"""A mapped model larger than memory: blocks that stay, and others that are read as they are used."""
+"""A mapped model larger than memory: blocks that stay, others that are read as they are used."""

@@ -20,6 +20,8 @@ from streamload.system.pages import anonymous_pages
 # Two are on their way to the disk while another's is copied or waited for.
 _THREADS = 3
 _CHUNK_BYTES = 4 << 20
+# How long is waited for a buffer that others use; then the block is used where it is mapped.
+_PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class BlockReader:
         self, blocks: Sequence[MappedBlock], files: Mapping[str, AgainFile], is_cached: IsCached
     ) -> None:
         self._blocks = blocks
+        self._largest = max(block.nbytes for block in blocks)
         self._files = files
         self._is_cached = is_cached
         self._following = [*range(1, len(blocks)), 0]
@@ -97,7 +100,7 @@ class BlockReader:
                     self._drop(fill)
 
     def take(self, at: int) -> Fill | None:
-        """The block, read whole; None if that failed. ``give_back`` it."""
+        """The block, read whole; None if that failed, or no buffer came free. ``give_back`` it."""
         with self._changed:
             self._start()
             self._learn(at)
@@ -105,8 +108,9 @@ class BlockReader:
                 if self._stopped:
                     return None
                 self._turn_to(at)
-                if at not in self._fills:  # all buffers are in use, by forwards of other threads
-                    self._changed.wait()
+                # All buffers are in use, by forwards of other threads.
+                if at not in self._fills and not self._changed.wait(_PATIENCE_S):
+                    return None
             fill.users += 1
             try:
                 self._changed.wait_for(lambda: fill.is_done or self._stopped)
@@ -125,6 +129,16 @@ class BlockReader:
             if stays:
                 self._there.add(fill.at)
             self._put(fill)
+
+    def coming_bytes(self) -> int:
+        """Memory that is still to be taken: by the ring, and by blocks that are to stay."""
+        with self._changed:
+            coming = (RING_BUFFERS - self._in_ring) * self._largest
+            for at in self._stay - self._there:
+                fill = self._fills.get(at)
+                unread = None if fill is None else sum(chunk.nbytes for chunk in fill.chunks)
+                coming += self._blocks[at].nbytes if unread is None else unread
+            return coming
 
     def stop(self) -> None:
         """End the threads; who waits gets None. May be called twice, and from anywhere."""
@@ -190,7 +204,7 @@ class BlockReader:
         if self._in_ring == RING_BUFFERS:
             return None
         self._in_ring += 1
-        return anonymous_pages(max(block.nbytes for block in self._blocks))
+        return anonymous_pages(self._largest)
 
     def _start(self) -> None:
         while len(self._threads) < _THREADS and not self._stopped:
@@ -224,14 +238,11 @@ class BlockReader:
                     self._changed.notify_all()
 
     def _read(self, fill: Fill, chunk: _Chunk) -> None:
-        with memoryview(fill.memory) as whole:
-            part = whole[chunk.position : chunk.position + chunk.nbytes]
-            with part:
-                self._files[chunk.file].read(
-                    chunk.offset,
-                    part,
-                    is_cached=lambda: self._is_cached(chunk.file, chunk.offset, chunk.nbytes),
-                )
+        self._files[chunk.file].read(
+            chunk.offset,
+            memoryview(fill.memory)[chunk.position : chunk.position + chunk.nbytes],
+            is_cached=lambda: self._is_cached(chunk.file, chunk.offset, chunk.nbytes),
+        )
 
 
 def _chunks(block: MappedBlock) -> Iterator[_Chunk]:

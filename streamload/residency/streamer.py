@@ -136,7 +136,6 @@ class BlockStreamer:
         self._reader = BlockReader(residency.blocks, files, is_cached)
         self._reader.keep(frozenset(residency.order[: residency.resident]))
         self._stay = residency.resident
-        self._has_ring = False
         self._lock = threading.RLock()
         self._process = os.getpid()
         self._mine = threading.local()
@@ -149,10 +148,8 @@ class BlockStreamer:
         order = self._residency.order
         with self._lock:
             stay = self._stay
-            pending = sum(self._size(at) for at in order[:stay] if not self._blocks[at].memory)
-            spare = self._available() - self._residency.always_bytes - pending
-            spare -= 0 if self._has_ring else self._residency.ring_bytes
-            spare -= self._coming_bytes(args, kwargs)
+            spare = self._available() - self._residency.always_bytes
+            spare -= self._reader.coming_bytes() + self._coming_bytes(args, kwargs)
             while spare < 0 and stay:
                 stay -= 1
                 spare += self._size(order[stay])
@@ -184,7 +181,6 @@ class BlockStreamer:
             return
         with self._lock:
             self._mine.using = _Using(at, fill)
-            self._has_ring |= not fill.stays
             block.users += 1
             if not block.address:
                 block.move_to(fill.memory)
@@ -292,8 +288,9 @@ def attach(
         files: by path, open; they are the model's from then on.
         available: bytes that can still be allocated.
     """
-    tensors = dict(model.named_parameters(remove_duplicate=False))
-    tensors |= dict(model.named_buffers(remove_duplicate=False))
+    tensors: dict[str, torch.Tensor] = {}
+    tensors.update(model.named_parameters(remove_duplicate=False))
+    tensors.update(model.named_buffers(remove_duplicate=False))
     streamer = BlockStreamer(residency, tensors, files, available)
     model.register_forward_pre_hook(_Hook(streamer.before_pass), with_kwargs=True)
     for at, block in enumerate(residency.blocks):
@@ -322,7 +319,7 @@ def _without_views(output: object, inside: range) -> object:
     """The output, of which nothing is a view of the buffer, which will be overwritten."""
     if isinstance(output, torch.Tensor):
         return output.clone() if output.data_ptr() in inside else output
-    if type(output) in (tuple, list):
+    if isinstance(output, (tuple, list)) and type(output) in (tuple, list):
         parts = [_without_views(part, inside) for part in output]
         if any(new is not old for new, old in zip(parts, output, strict=True)):
             return type(output)(parts)
