@@ -10,7 +10,7 @@ from torch import nn
 from streamload.core.errors import CheckpointError
 from streamload.loading.budget import measured
 from streamload.planning.records import Plan
-from streamload.planning.residency import (
+from streamload.residency.choice import (
     Residency,
     choose_residents,
     residency_notice,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from streamload.planning.residency import RING_BUFFERS, MappedBlock
+from streamload.residency.choice import RING_BUFFERS, MappedBlock
 from streamload.residency.direct import AgainFile
 from streamload.system.pages import anonymous_pages
 

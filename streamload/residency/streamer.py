@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from streamload.planning.residency import MARGIN_BYTES, MappedBlock, Residency
+from streamload.residency.choice import MARGIN_BYTES, MappedBlock, Residency
 from streamload.residency.direct import AgainFile
 from streamload.residency.reader import BlockReader, Fill
 from streamload.system.pages import are_resident

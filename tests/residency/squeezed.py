@@ -12,7 +12,7 @@ import torch
 import streamload
 from streamload.loading import budget, larger
 from streamload.loading.calls import plan_checkpoint
-from streamload.planning import residency as planned
+from streamload.residency import choice as planned
 from streamload.residency import streamer
 from streamload.residency.direct import AgainFile
 from streamload.system.memory import AvailableMemory

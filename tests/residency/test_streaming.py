@@ -337,3 +337,20 @@ def test_buffers_that_others_hold_are_not_waited_for_for_ever(folder, monkeypatc
         for fill in held:
             streamer_of(model)._reader.give_back(fill)
         assert tokens(model) == expected[0]
+
+
+@pytest.mark.parametrize("name", ["gpt2-tiny", "llama-tiny", "neox-tiny"])
+def test_classes_of_transformers(tmp_path, monkeypatch, name):
+    pytest.importorskip("transformers")
+    folder = tmp_path / "model"
+    synthesize(name, folder, layers=LAYERS, masks=False, dtype="float32")
+    plain = streamload.load_transformers(folder).model
+    with squeezed(monkeypatch, folder, 2):
+        loaded = streamload.load_transformers(folder)
+        assert (loaded.report.memory.blocks, loaded.report.memory.resident_blocks) == (LAYERS, 2)
+        for _ in range(2):
+            assert torch.equal(logits(loaded.model), logits(plain))
+        assert tokens(loaded.model) == tokens(plain)
+        ids = torch.tensor([[5, 3, 11, 7]])
+        theirs = [m.generate(ids, max_new_tokens=4, do_sample=False) for m in (loaded.model, plain)]
+        assert torch.equal(*theirs)
