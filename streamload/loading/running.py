@@ -18,6 +18,7 @@ from streamload.module.extra_state import OwnCode
 from streamload.module.targets import existing_tensors
 from streamload.planning.records import Plan
 from streamload.saving.cache.through import look_up, store
+from streamload.system.pages import made_ahead
 from streamload.system.peaks import PeakSampler
 
 
@@ -52,6 +53,7 @@ def run(job: Job, *, attaches: bool = False) -> Run:
         ReadError, CheckpointError: as the source or the data give cause.
     """
     start_s = time.perf_counter()
+    anonymous_bytes, file_bytes = made_ahead()
     plan = plan_load(job)
     plan.raise_if_refused()
     existing = existing_tensors(job.module, plan) if job.module is not None else {}
@@ -64,7 +66,7 @@ def run(job: Job, *, attaches: bool = False) -> Run:
     with PeakSampler() as sampler:
         followed, source, entry = look_up(plan, job.source, job.settings)
         with closing(entry):
-            followed = measured(followed)
+            followed = measured(followed, already_bytes=anonymous_bytes)
             if job.settings.check_memory:
                 check_memory(followed, lane.room())
             residency = larger_than_memory(followed, job.module) if attaches else None
@@ -94,9 +96,9 @@ def run(job: Job, *, attaches: bool = False) -> Run:
         elapsed_s=time.perf_counter() - start_s,
         memory=replace(
             followed.memory,
-            peak_rss_bytes=max(sampler.peaks.rss_bytes, 0),
-            peak_anonymous_bytes=max(sampler.peaks.anonymous_bytes, 0),
-            peak_file_bytes=max(sampler.peaks.file_bytes, 0),
+            peak_rss_bytes=max(sampler.peaks.rss_bytes, 0) + anonymous_bytes + file_bytes,
+            peak_anonymous_bytes=max(sampler.peaks.anonymous_bytes, 0) + anonymous_bytes,
+            peak_file_bytes=max(sampler.peaks.file_bytes, 0) + file_bytes,
             peak_device_bytes=lane.peak_bytes(),
         ),
     )
