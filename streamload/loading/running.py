@@ -84,7 +84,7 @@ def run(job: Job, *, attaches: bool = False) -> Run:
                     on_layer=on_layer,
                 )
             store(entry, loaded)
-    followed = told(replace(followed, findings=()), larger and larger.residency)
+    followed = told(replace(followed, findings=()), None if larger is None else larger.residency)
     report = replace(
         plan.report,
         mode=followed.options.mode,
