@@ -84,14 +84,16 @@ def _measure(
         return {"ok": False, "reason": watch.failure or f"{len(came)} of {count} tokens"}
     figures = watch.figures()
     (first_s, _, before), (last_s, _, after) = came[0], came[-1]
-    is_known = before is not None and after is not None and count > 1
+    per_token = None
+    if before is not None and after is not None and count > 1:
+        per_token = (after - before) / (count - 1)
     return {
         "ok": True,
         "reason": None,
         "tokens": [token for _, token, _ in came],
         "first_token_s": first_s,
         "last_token_s": last_s,
-        "storage_bytes_per_token": (after - before) / (count - 1) if is_known else None,
+        "storage_bytes_per_token": per_token,
         **figures,
         # All of the process counts here, the libraries too.
         "peak_rss_bytes": figures["start_rss_bytes"] + figures["peak_rss_bytes"],
@@ -101,7 +103,7 @@ def _measure(
 def report(lines: Sequence[dict[str, Any]]) -> str:
     """Setting and table: medians, with the smallest and the largest."""
     count = lines[0]["tokens"]
-    columns = (
+    columns: tuple[str, ...] = (
         "loader", "dtype", "first token s", "min-max", f"token {count} s", "min-max",
         "tokens/s after", "peak RSS MiB", "tokens as the first row",
     )  # fmt: skip
