@@ -95,17 +95,30 @@ def compare_command(
 @_rounds
 @_workers
 @_cold
+@click.option("--limit-mb", type=click.IntRange(1), help="Memory of each process, MiB.")
+@click.option("--peers", default="", help="Names, with commas between [default: all].")
 @click.option("--timeout-s", type=float, default=1200, show_default=True)
-def generate_command(model: str, path: str | None, dtypes: tuple[str, ...], **options: Any) -> None:
-    """From the start of the process to the first token, and to the last."""
+def generate_command(
+    model: str,
+    path: str | None,
+    dtypes: tuple[str, ...],
+    limit_mb: int | None,
+    peers: str,
+    **options: Any,
+) -> None:
+    """From the start of the process to the first token, and to the last.
+
+    With --limit-mb below the model's size: what a token costs that the disk has to bring.
+    """
     from bench import generate
 
     path = _checkpoint(model, path)
     measured = generate.generate(
         path,
         [_torch_name(name) for name in dtypes],
-        find_peers(kind="generators"),
+        _peers(peers, (), kind="generators"),
         vocabulary=checkpoints.vocabulary_of(path),
+        limit_bytes=limit_mb << 20 if limit_mb else None,
         tell=_tell,
         **options,
     )
@@ -211,9 +224,9 @@ def _tell(text: str) -> None:
     say(text, err=True)
 
 
-def _peers(names: str, folders: tuple[str, ...]) -> list[Peer]:
+def _peers(names: str, folders: tuple[str, ...], *, kind: str = "peers") -> list[Peer]:
     try:
-        return find_peers([n for n in names.split(",") if n], folders=folders)
+        return find_peers([n for n in names.split(",") if n], kind=kind, folders=folders)
     except KeyError as error:
         raise click.BadParameter(error.args[0], param_hint="--peers") from error
 

@@ -1,6 +1,6 @@
 """``python -m streamload``: the command line."""
 
-from streamload.cli import main
+from streamload.cli.ending import run
 
 if __name__ == "__main__":
-    main(prog_name="streamload")
+    run()

@@ -25,9 +25,11 @@ MAY_IMPORT = {
     "planning": "core system mapping",
     "engine": "core system mapping planning decoding sources",
     "module": "core system planning engine",
+    "residency": "core system planning sources",
     "hf": "core mapping planning sources",
     "saving": "core system mapping models planning sources adapters engine module hf",
-    "loading": "core system mapping models planning sources adapters engine module hf saving",
+    "loading": "core system mapping models planning sources adapters engine module residency hf "
+    "saving",
     "verifying": "core system mapping planning decoding sources engine loading",
     "downloading": "core sources saving",
     "generation": "core",

@@ -1,4 +1,4 @@
-"""streamload: its reference model, greedy, with its key/value cache."""
+"""streamload: what its command does, greedy, with its key/value cache."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,12 +9,16 @@ IMPORTS = ("torch", "streamload")
 
 
 def load(job: Any) -> Any:
-    import streamload
+    # As `streamload generate` does it, which begins before torch is imported.
+    from streamload.cli.model_choice import load_model
 
-    return streamload.load(job.path, dtype=job.dtype, workers=job.workers).model
+    options = {"dtype": job.dtype, "workers": job.workers}
+    given = {name: value for name, value in options.items() if value is not None}
+    return load_model(job.path, by_transformers=False, **given).model
 
 
 def tokens(job: Any, ids: list[int], count: int) -> Iterator[int]:
+    model = load(job)
     import streamload
 
-    return streamload.generate(load(job), ids, max_new_tokens=count)
+    return streamload.generate(model, ids, max_new_tokens=count)

@@ -26,7 +26,14 @@ def load_model(path: str, *, by_transformers: bool, **options: Any) -> Loaded:
 
     if by_transformers or _is_only_theirs(path):
         return streamload.load_transformers(path, **options)
-    return streamload.load(path, **options)
+    from streamload.loading.ahead import ahead_of_load, let_go
+
+    with ahead_of_load(path, options):
+        load = streamload.load  # brings torch
+    try:
+        return load(path, **options)
+    finally:
+        let_go()
 
 
 def plan_model(path: str, *, by_transformers: bool, **options: Any) -> Plan:

@@ -65,7 +65,11 @@ class ShapeMismatch:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """What a load needs and used, in bytes. Peaks are over the start of the call."""
+    """What a load needs and used, in bytes. Peaks are over the start of the call.
+
+    Of a mapped model that does not fit, about ``resident_blocks`` of its ``blocks`` stay in memory,
+    and each pass through it reads ``streamed_bytes``; all are 0 where nothing is read again.
+    """
 
     needed_bytes: int = 0
     available_bytes: int = 0
@@ -75,6 +79,9 @@ class MemoryReport:
     peak_file_bytes: int = 0
     peak_device_bytes: int = 0
     staging_bytes: int = 0
+    blocks: int = 0
+    resident_blocks: int = 0
+    streamed_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

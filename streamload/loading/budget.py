@@ -17,10 +17,11 @@ from streamload.system.memory import available_memory
 _MARGIN_BYTES = 128 << 20
 
 
-def measured(plan: Plan) -> Plan:
-    """The plan with what memory there is now."""
+def measured(plan: Plan, *, already_bytes: int = 0) -> Plan:
+    """The plan with what memory there is now, and what was taken for it already."""
     there = available_memory()
-    memory = replace(plan.memory, available_bytes=there.bytes, limit=there.limit)
+    available_bytes = there.bytes + already_bytes
+    memory = replace(plan.memory, available_bytes=available_bytes, limit=there.limit)
     return replace(plan, memory=memory)
 
 

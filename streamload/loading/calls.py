@@ -18,6 +18,7 @@ from streamload.core.report import LoadReport
 from streamload.core.wording import listed, printable
 from streamload.loading.budget import measured
 from streamload.loading.building import build
+from streamload.loading.larger import measured_for
 from streamload.loading.resolving import plan_load, resolve
 from streamload.loading.running import Run, run
 from streamload.mapping.binding import Mapper
@@ -73,8 +74,10 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
         model, config, job = build(source, settings)
         held = source.companion(_SETTINGS) if _SETTINGS in source.companions else None
         generation, notices = generation_settings(source.path, config, held)
-        finished = run(job)
+        finished = run(job, attaches=True)
         commit(model, finished.plan, finished.loaded)
+    if finished.larger is not None:
+        finished.larger.attach(model)
     report = replace(finished.report, notices=(*finished.report.notices, *notices))
     # What an export writes as config.json: the model's own configuration has not all fields.
     model.published_config = config  # type: ignore[assignment]
@@ -172,7 +175,8 @@ def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]
     """What ``load`` would do; reads headers only."""
     settings = settings_from(options, mode="auto")
     with open_values(path, settings) as source:
-        return measured(plan_load(build(source, settings)[2]))
+        model, _, job = build(source, settings)
+        return measured_for(plan_load(job), model)
 
 
 def _config(mapping: str | Mapper, source: Source) -> dict[str, Any] | None:

@@ -12,11 +12,13 @@ from streamload.core.report import LoadReport
 from streamload.engine.execute import Execution, execute
 from streamload.engine.lanes.choice import lane_for
 from streamload.loading.budget import check_memory, is_cache_in_the_way, measured
+from streamload.loading.larger import Larger, larger_than_memory, opened, told
 from streamload.loading.resolving import Job, hook_for, plan_load
 from streamload.module.extra_state import OwnCode
 from streamload.module.targets import existing_tensors
 from streamload.planning.records import Plan
 from streamload.saving.cache.through import look_up, store
+from streamload.system.pages import made_ahead
 from streamload.system.peaks import PeakSampler
 
 
@@ -29,22 +31,29 @@ class Run:
         loaded: the new tensors, and what was seen of the data.
         report: complete.
         own: what the module's own code adds.
+        larger: what is to be attached to the model, if it does not fit.
     """
 
     plan: Plan
     loaded: Execution
     report: LoadReport
     own: OwnCode
+    larger: Larger | None = None
 
 
-def run(job: Job) -> Run:
+def run(job: Job, *, attaches: bool = False) -> Run:
     """Plan, check memory, and carry out; the module is not changed but where it holds data.
+
+    Args:
+        job: the load.
+        attaches: hooks may be put on the module, if it is mapped and does not fit.
 
     Raises:
         PlanError, MemoryBudgetError: nothing was touched.
         ReadError, CheckpointError: as the source or the data give cause.
     """
     start_s = time.perf_counter()
+    anonymous_bytes, file_bytes = made_ahead()
     plan = plan_load(job)
     plan.raise_if_refused()
     existing = existing_tensors(job.module, plan) if job.module is not None else {}
@@ -57,9 +66,11 @@ def run(job: Job) -> Run:
     with PeakSampler() as sampler:
         followed, source, entry = look_up(plan, job.source, job.settings)
         with closing(entry):
-            followed = measured(followed)
+            followed = measured(followed, already_bytes=anonymous_bytes)
             if job.settings.check_memory:
                 check_memory(followed, lane.room())
+            residency = larger_than_memory(followed, job.module) if attaches else None
+            larger = opened(residency, source)
             own = job.own.read(job.source)
             # Neither a caller's inference mode nor its default device may reach new tensors.
             with torch.inference_mode(mode=False), torch.device("cpu"):
@@ -73,21 +84,22 @@ def run(job: Job) -> Run:
                     on_layer=on_layer,
                 )
             store(entry, loaded)
+    followed = told(replace(followed, findings=()), None if larger is None else larger.residency)
     report = replace(
         plan.report,
         mode=followed.options.mode,
         layout="stored" if followed.options.stored_order else "contiguous",
-        notices=(*plan.notices, *loaded.notices),
+        notices=(*plan.notices, *followed.notices, *loaded.notices),
         bytes_read=loaded.bytes_read,
         bytes_written=loaded.bytes_written,
         bytes_mapped=sum(t.nbytes for t in followed.tensors if t.mapped is not None),
         elapsed_s=time.perf_counter() - start_s,
         memory=replace(
             followed.memory,
-            peak_rss_bytes=max(sampler.peaks.rss_bytes, 0),
-            peak_anonymous_bytes=max(sampler.peaks.anonymous_bytes, 0),
-            peak_file_bytes=max(sampler.peaks.file_bytes, 0),
+            peak_rss_bytes=max(sampler.peaks.rss_bytes, 0) + anonymous_bytes + file_bytes,
+            peak_anonymous_bytes=max(sampler.peaks.anonymous_bytes, 0) + anonymous_bytes,
+            peak_file_bytes=max(sampler.peaks.file_bytes, 0) + file_bytes,
             peak_device_bytes=lane.peak_bytes(),
         ),
     )
-    return Run(plan, loaded, report, own)
+    return Run(plan, loaded, report, own, larger)

@@ -13,8 +13,8 @@ from streamload.adapters.opening import open_values
 from streamload.core.options import LoadOptions, Settings, settings_from
 from streamload.hf.library import set_generation
 from streamload.hf.their_models import empty_model
-from streamload.loading.budget import measured
 from streamload.loading.calls import Loaded
+from streamload.loading.larger import measured_for
 from streamload.loading.resolving import Job, plan_load, resolve, with_default_dtype
 from streamload.loading.running import run
 from streamload.module.commit import commit
@@ -76,11 +76,13 @@ def load_transformers(
         job = build_theirs(source, settings, cls, key_mapping)
         assert job.theirs is not None, "just built"
         model = job.theirs.model
-        finished = run(job)
+        finished = run(job, attaches=True)
         commit(model, finished.plan, finished.loaded)
         job.theirs.finish(finished.plan)
         with config_folder(source) as folder:
             set_generation(model, folder)
+    if finished.larger is not None:
+        finished.larger.attach(model)
     generation = getattr(model, "generation_config", None)
     return Loaded(
         model,
@@ -94,7 +96,8 @@ def plan_transformers(path: str | os.PathLike[str], **options: Unpack[Transforme
     """What ``load_transformers`` would do; reads headers only."""
     settings, key_mapping = _settings(options)
     with open_values(path, settings) as source:
-        return measured(plan_load(build_theirs(source, settings, None, key_mapping)))
+        job = build_theirs(source, settings, None, key_mapping)
+        return measured_for(plan_load(job), job.module)
 
 
 def _settings(options: Mapping[str, Any]) -> tuple[Settings, Mapping[str, str] | None]:

@@ -83,7 +83,7 @@ def usage() -> dict[str, float | None]:
 
     spent = resource.getrusage(resource.RUSAGE_SELF)
     return {
-        "user_s": spent.ru_utime, "system_s": spent.ru_stime, "storage_bytes": _storage_bytes()
+        "user_s": spent.ru_utime, "system_s": spent.ru_stime, "storage_bytes": storage_bytes()
     }  # fmt: skip
 
 
@@ -96,12 +96,13 @@ def usage_since(before: dict[str, float | None]) -> dict[str, float | None]:
     return used
 
 
-def _storage_bytes() -> int | None:
+def storage_bytes(pid: int | None = None) -> int | None:
+    """What was fetched from disks for a process (None: this one), where the system tells."""
     if sys.platform != "linux":  # elsewhere what came from caches is counted, too
         return None
     import psutil
 
     try:
-        return psutil.Process().io_counters().read_bytes
+        return psutil.Process(pid).io_counters().read_bytes
     except (OSError, RuntimeError, ValueError, psutil.Error):  # a kernel that does not count
         return None

@@ -75,11 +75,17 @@ def prepare(peer: Peer, job: Job, *, timeout_s: float = 1200) -> str | None:
 
 
 def watch_tokens(
-    peer: Peer, job: Job, ids: Sequence[int], count: int, *, timeout_s: float
+    peer: Peer,
+    job: Job,
+    ids: Sequence[int],
+    count: int,
+    *,
+    timeout_s: float,
+    limit_bytes: int | None = None,
 ) -> Watch:
     """Let the peer continue ``ids`` by ``count`` tokens, each an event."""
     order = _order("tokens", peer, job) | {"ids": ids, "count": count}
-    return run_child(order, timeout_s=timeout_s)
+    return run_child(order, timeout_s=timeout_s, limit_bytes=limit_bytes)
 
 
 def _order(do: str, peer: Peer, job: Job) -> dict[str, Any]:

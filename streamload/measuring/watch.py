@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamload.measuring.control_group import Group
-from streamload.measuring.machine import cpu_times
+from streamload.measuring.machine import cpu_times, storage_bytes
 from streamload.system.peaks import ProcessMemory, StatusReader, peaks_between
 
 INTERVAL_S = 0.005
@@ -31,11 +31,13 @@ TRACE_POINTS = 240
 class Watch:
     """What was seen of one child, from "ready" to "used"; memory in bytes over "ready".
 
-    ``times_s`` says when each event came, in seconds since the process was started.
+    ``times_s`` says when each event came, in seconds since the process was started, and
+    ``storage_bytes`` what had been fetched from disks for it by then.
     """
 
     events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     times_s: list[float] = dataclasses.field(default_factory=list)
+    storage_bytes: list[int | None] = dataclasses.field(default_factory=list)
     peaks: dict[str, int | None] = dataclasses.field(default_factory=dict)
     trace: list[list[float]] = dataclasses.field(default_factory=list)
     other_cpus: float | None = None
@@ -157,6 +159,7 @@ class _Watcher:
     def _hear(self, at_s: float, event: dict[str, Any], status: StatusReader) -> None:
         self._watch.events.append(event)
         self._watch.times_s.append(at_s - self._start_s)
+        self._watch.storage_bytes.append(storage_bytes(self._child.pid))
         if event["event"] not in ("ready", "used"):
             return
         self._watching = event["event"] == "ready"

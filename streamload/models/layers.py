@@ -140,6 +140,18 @@ class KVCache:
         """Count ``count`` more positions as held, once every layer has them."""
         self.length += count
 
+    @property
+    def unfilled_rows(self) -> int:
+        """Positions that there is room for and that are not held yet, of the whole batch."""
+        return self.batch * max(0, self.capacity - self.length)
+
+    @property
+    def row_bytes(self) -> int:
+        """What one position takes in all layers; 0 while that is not known."""
+        made = [pair for pair in self._buffers if pair is not None]
+        per_layer = [2 * keys.shape[1] * keys.shape[3] * keys.element_size() for keys, _ in made]
+        return sum(per_layer)
+
     def _allocate(
         self, buffers: tuple[Tensor, Tensor] | None, like: Tensor, end: int
     ) -> tuple[Tensor, Tensor]:

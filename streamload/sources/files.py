@@ -58,6 +58,7 @@ class OpenFile(LateFile):
         CheckpointError: it is not a regular file, or may not be read.
     """
 
+    flags = _OPEN_FLAGS
     _identity: tuple[int, ...] = ()
 
     def __init__(self, path: str) -> None:
@@ -82,7 +83,7 @@ class OpenFile(LateFile):
         self._lock = threading.Lock()
 
     def _open(self) -> int:
-        descriptor = os.open(self._place, _OPEN_FLAGS)
+        descriptor = os.open(self._place, self.flags)
         if self._identity and not self._is_same(os.fstat(descriptor)):
             os.close(descriptor)
             raise OSError(errno.ESTALE, _CHANGED)

@@ -6,13 +6,8 @@ RAM can be mapped; writing to a tensor changes that tensor alone, never the file
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import mmap
 import os
-import sys
-import weakref
-from typing import Any
 
 import torch
 
@@ -21,9 +16,7 @@ from streamload.core.errors import ReadError
 from streamload.core.specs import Shape, TensorSpec, contiguous_strides
 from streamload.sources.blocks import torch_dtype
 from streamload.sources.files import OpenFile
-
-# MAP_NORESERVE is not in the mmap module before Python 3.13; the number is Linux's.
-_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000) if sys.platform == "linux" else 0
+from streamload.system.mappings import map_file
 
 
 class MappedFile:
@@ -36,7 +29,7 @@ class MappedFile:
         try:
             with file.descriptor() as descriptor:
                 found = os.fstat(descriptor).st_size
-                self._region = _map(descriptor, found)
+                self._region = map_file(descriptor, found)
         except OSError as error:
             raise ReadError(
                 f"cannot be mapped: {error.strerror}", path=file.path, errno=error.errno
@@ -72,23 +65,3 @@ class MappedFile:
 def whole(spec: TensorSpec) -> tuple[Shape, Shape, int]:
     """Shape, strides and offset of all of a stored tensor."""
     return spec.shape, spec.strides or contiguous_strides(spec.shape), 0
-
-
-def _map(descriptor: int, nbytes: int) -> Any:
-    """The file's bytes as a buffer, unmapped when nothing refers to it any more."""
-    if not hasattr(mmap, "MAP_PRIVATE"):
-        return mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_COPY)
-    # Python's own mmap object holds a descriptor as long as it lives: one for each shard.
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _NO_RESERVE
-    address = libc.mmap(None, nbytes, access, flags, descriptor, 0)
-    if address == ctypes.c_void_p(-1).value:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    region = (ctypes.c_char * nbytes).from_address(address)
-    # Not at exit: tensors may outlive what runs then.
-    weakref.finalize(region, libc.munmap, address, nbytes).atexit = False
-    return region

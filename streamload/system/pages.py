@@ -15,11 +15,14 @@ import ctypes
 import math
 import mmap
 import sys
+import threading
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
+_MADV_POPULATE_READ = 22
 _MADV_POPULATE_WRITE = 23
 # Below this a few faults are cheaper than a call.
 _LEAST_BYTES = 128 << 10
@@ -28,22 +31,24 @@ _PAGE = mmap.PAGESIZE
 _LEAST_MAPPED_BYTES = 256 << 10
 
 
-@lru_cache(maxsize=1)
-def _madvise() -> Any:
-    """The C library's ``madvise``, or None where there is no such call."""
+@lru_cache(maxsize=2)
+def _call(name: str, last: Any) -> Any:
+    """``madvise`` or ``mincore`` of the C library, or None where there is no such call."""
     if sys.platform != "linux":
         return None
     try:
-        function = ctypes.CDLL(None, use_errno=True).madvise
+        function = getattr(ctypes.CDLL(None, use_errno=True), name)
     except (OSError, AttributeError):
         return None
-    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, last)
     function.restype = ctypes.c_int
     return function
 
 
-def populate(address: int, nbytes: int) -> None:
+def populate(address: int, nbytes: int, *, to_read: bool = False) -> None:
     """Make the whole pages inside [address, address + nbytes) present; contents stay.
+
+    ``to_read``: those of a mapped file, as they are in it.
 
     Only a hint: any refusal (an older kernel, a memory limit) leaves the pages to be made, or the
     limit to be met, when they are written.
@@ -52,26 +57,96 @@ def populate(address: int, nbytes: int) -> None:
     stop = (address + nbytes) // _PAGE * _PAGE
     if stop - start < _LEAST_BYTES:
         return
-    madvise = _madvise()
+    madvise = _call("madvise", ctypes.c_int)
     if madvise is not None:
-        madvise(start, stop - start, _MADV_POPULATE_WRITE)
+        madvise(start, stop - start, _MADV_POPULATE_READ if to_read else _MADV_POPULATE_WRITE)
+
+
+def are_resident(address: int, nbytes: int) -> bool:
+    """True if all pages of a mapped range are in memory; ``address`` is that of a page.
+
+    The kernel tells who may not write to a file that all of it is.
+    """
+    mincore = _call("mincore", ctypes.c_char_p)
+    if mincore is None:
+        return False
+    pages = ctypes.create_string_buffer(-(-nbytes // _PAGE))
+    if mincore(address, nbytes, pages) != 0:
+        return False
+    # Only the lowest bit of each byte is defined; today's kernels set no other.
+    return b"\0" not in pages.raw
 
 
 def empty_pages(
     shape: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...] | None = None
 ) -> torch.Tensor:
     """A tensor in host memory, its values not set; dense, contiguous without ``strides``."""
+    import torch
+
     count = math.prod(shape)
     nbytes = count * dtype.itemsize
     if nbytes < _LEAST_MAPPED_BYTES:
         flat = torch.empty(count, dtype=dtype, device="cpu")
     else:
-        flat = torch.frombuffer(_anonymous(nbytes), dtype=dtype, count=count)
+        memory = _take_offered(nbytes) or anonymous_pages(nbytes)
+        flat = torch.frombuffer(memory, dtype=dtype, count=count)
     return flat.view(shape) if strides is None else torch.as_strided(flat, shape, strides)
 
 
-def _anonymous(nbytes: int) -> mmap.mmap:
+def anonymous_pages(nbytes: int) -> mmap.mmap:
+    """Fresh memory of its own, which goes back to the system when nothing refers to it."""
     if sys.platform == "win32":
         return mmap.mmap(-1, nbytes)
     # Private, or it would count as shared memory.
     return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+# Memory that was made before it is asked for, by its size.
+_offered: dict[int, list[mmap.mmap]] = {}
+_ahead = [0, 0]
+_lock = threading.Lock()
+
+
+def offer_pages(nbytes: int) -> mmap.mmap | None:
+    """Memory that the next tensor of this size gets; the caller may populate it.
+
+    None if tensors of that size are not mapped one by one.
+    """
+    if nbytes < _LEAST_MAPPED_BYTES:
+        return None
+    memory = anonymous_pages(nbytes)
+    with _lock:
+        _offered.setdefault(nbytes, []).append(memory)
+    return memory
+
+
+def note_ahead(*, anonymous_bytes: int = 0, file_bytes: int = 0) -> None:
+    """So much was made present for a load that has not begun; its report counts it as its own."""
+    with _lock:
+        _ahead[0] += anonymous_bytes
+        _ahead[1] += file_bytes
+
+
+def made_ahead() -> tuple[int, int]:
+    """Anonymous bytes and those of files that were made ahead; told once."""
+    with _lock:
+        found = _ahead[0], _ahead[1]
+        _ahead[:] = [0, 0]
+        return found
+
+
+def withdraw_pages() -> None:
+    """What was offered and not taken goes back to the system."""
+    with _lock:
+        _offered.clear()
+
+
+def are_offered(nbytes: int) -> bool:
+    """True if ``empty_pages`` of this size would get memory that was made ahead."""
+    return bool(_offered.get(nbytes))
+
+
+def _take_offered(nbytes: int) -> mmap.mmap | None:
+    with _lock:
+        of_size = _offered.get(nbytes)
+        return of_size.pop(0) if of_size else None

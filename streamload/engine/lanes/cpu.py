@@ -20,7 +20,7 @@ from streamload.planning.records import PlannedTensor
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
 from streamload.sources.wrapping.reader import Reader
-from streamload.system.pages import empty_pages, populate
+from streamload.system.pages import are_offered, empty_pages, populate
 
 # Held while a destination's count is raised: several workers write one tensor.
 _COUNTING = threading.Lock()
@@ -53,6 +53,8 @@ class CpuLane:
     def allocate(self, tensor: PlannedTensor) -> torch.Tensor:
         """Memory that is not touched before its values arrive."""
         dtype = torch_dtype(tensor.dtype)
+        if are_offered(tensor.nbytes):
+            return empty_pages(tensor.shape, dtype, tensor.strides)
         return torch.empty_strided(tensor.shape, tensor.strides, dtype=dtype, device="cpu")
 
     def worker(self) -> CpuWorker:

@@ -1,0 +1,1 @@
+"""A mapped model larger than memory: blocks that stay, others that are read as they are used."""
