@@ -48,6 +48,9 @@ class LoadOptions(TypedDict, total=False):
             name (layer None: those outside of blocks); may return replacements by name: tensors
             of the same shape, dtype and device, or modules, which may be anything with data.
         quantize: ``"int8"``, weight only, while streaming (extra ``int8``).
+        timeout_s: how long to wait for what a server was asked for (2 MiB at most), all attempts
+            included; default 60.
+        download: False streams ``hf:ORG/NAME`` from the hub if it is not in the local cache.
     """
 
     dtype: torch.dtype | str | None
@@ -67,6 +70,19 @@ class LoadOptions(TypedDict, total=False):
     progress: Progress | None
     on_layer: Callable[[int | None, dict[str, torch.Tensor]], object] | None
     quantize: str | None
+    timeout_s: float | None
+    download: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far to go for a checkpoint: see ``timeout_s`` and ``download`` of LoadOptions."""
+
+    timeout_s: float | None = None
+    download: bool | None = None
+
+
+AT_HAND = Reach()
 
 
 @dataclass(frozen=True)
@@ -90,10 +106,16 @@ class Settings:
     progress: Progress | None = None
     on_layer: Callable[[int | None, dict[str, torch.Tensor]], object] | None = None
     quantize: str | None = None
+    timeout_s: float | None = None
+    download: bool | None = None
     renumber: bool = False
     expected_layers: int | None = None
 
     staging_bytes: int = 32 << 20
+
+    @property
+    def reach(self) -> Reach:
+        return Reach(self.timeout_s, self.download)
 
     @property
     def maps(self) -> bool:
@@ -120,6 +142,7 @@ _CHOICES = {
     "quantize": (None, "int8"),
 }
 MOST_WORKERS = 8
+_LONGEST_S = 1_000_000
 
 
 def settings_from(options: Mapping[str, Any], mode: str = "stream") -> Settings:
@@ -145,6 +168,7 @@ def settings_from(options: Mapping[str, Any], mode: str = "stream") -> Settings:
     # The bus to a device likes larger pieces, and the ring's buffers are as large.
     default = 4 << 20 if _is_host(values["device"]) else 16 << 20
     values["chunk_bytes"] = _positive("chunk_bytes", values.get("chunk_bytes"), default)
+    values["timeout_s"] = seconds("timeout_s", values.get("timeout_s"))
     return Settings(**values)
 
 
@@ -190,6 +214,22 @@ def _layers(value: Collection[int] | None) -> frozenset[int] | None:
     if not found or any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in found):
         raise ValueError(f"layers must be block indices from 0, not {sorted(found)!r}")
     return found
+
+
+def seconds(name: str, value: Any) -> float | None:
+    """A number of seconds as given, or None.
+
+    Raises:
+        TypeError: not a number.
+        ValueError: not positive, or without end.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number of seconds, not {value!r}")
+    if not 0 < value < _LONGEST_S:
+        raise ValueError(f"{name} must be more than 0 and less than {_LONGEST_S}, not {value}")
+    return float(value)
 
 
 def _positive(name: str, value: Any, default: int) -> int:

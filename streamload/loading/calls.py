@@ -68,7 +68,7 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
     settings = settings_from(options, mode="auto")
     # A mapped load is made of small records and nothing else; a streamed one may take its time.
     pause = without_collections(_MANY if settings.maps else 0)
-    with pause, open_layers(path, settings.layers, settings.prefix) as source:
+    with pause, open_layers(path, settings.layers, settings.prefix, settings.reach) as source:
         model, config, job = build(source, settings)
         generation, notices = generation_settings(source.path, config)
         finished = run(job)
@@ -108,7 +108,7 @@ def load_into(
         As ``load``.
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
-    with open_layers(path, settings.layers, settings.prefix) as source:
+    with open_layers(path, settings.layers, settings.prefix, settings.reach) as source:
         job = resolve(source, module, settings, _config(mapping, source), mapping)
         done = run(job)
         told = commit(module, done.plan, done.loaded, own=done.own, on_assign=on_assign)
@@ -130,7 +130,7 @@ def load_state_dict(
         **options: see LoadOptions.
     """
     settings = settings_from(options)
-    with open_layers(path, settings.layers, settings.prefix) as source:
+    with open_layers(path, settings.layers, settings.prefix, settings.reach) as source:
         job = resolve(source, None, settings, _config(mapping, source), mapping)
         done = run(job)
         known = {spec.name: spec for spec in done.plan.stored.values()}
@@ -158,7 +158,7 @@ def plan(
         ``.ok``, ``.problems``, ``.report`` (all lists) and ``.memory`` (needed, available).
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
-    with open_layers(path, settings.layers, settings.prefix) as source:
+    with open_layers(path, settings.layers, settings.prefix, settings.reach) as source:
         job = resolve(source, module, settings, _config(mapping, source), mapping)
         return measured(plan_load(job))
 
@@ -166,7 +166,7 @@ def plan(
 def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Plan:
     """What ``load`` would do; reads headers only."""
     settings = settings_from(options, mode="auto")
-    with open_layers(path, settings.layers, settings.prefix) as source:
+    with open_layers(path, settings.layers, settings.prefix, settings.reach) as source:
         return measured(plan_load(build(source, settings)[2]))
 
 

@@ -49,7 +49,7 @@ def iter_tensors(
     settings = settings_from(options)
     if not isinstance(settings.device, str):
         raise TypeError("iter_tensors takes one device, not a dict")
-    source = open_layers(path, None, settings.prefix)
+    source = open_layers(path, None, settings.prefix, settings.reach)
     try:
         seen = _chosen(source, settings, names)
         dtypes = _dtypes(source, settings, seen)

@@ -72,7 +72,7 @@ def load_transformers(
         As ``load``.
     """
     settings, key_mapping = _settings(options)
-    with open_layers(path, settings.layers, settings.prefix) as source:
+    with open_layers(path, settings.layers, settings.prefix, settings.reach) as source:
         job = build_theirs(source, settings, cls, key_mapping)
         assert job.theirs is not None, "just built"
         model = job.theirs.model
@@ -92,7 +92,7 @@ def load_transformers(
 def plan_transformers(path: str | os.PathLike[str], **options: Unpack[TransformersOptions]) -> Plan:
     """What ``load_transformers`` would do; reads headers only."""
     settings, key_mapping = _settings(options)
-    with open_layers(path, settings.layers, settings.prefix) as source:
+    with open_layers(path, settings.layers, settings.prefix, settings.reach) as source:
         return measured(plan_load(build_theirs(source, settings, None, key_mapping)))
 
 

@@ -97,6 +97,9 @@ class Source(ABC):
     def check_unchanged(self) -> None:  # noqa: B027  # memory does not change by itself
         """Raise ReadError if any file was cut, written or replaced since it was opened."""
 
+    def interrupt(self) -> None:  # noqa: B027  # disks and memory answer soon
+        """Have reads that wait for a server fail now; the source is of no more use then."""
+
     def close(self) -> None:  # noqa: B027  # memory needs no closing
         """Close all files; mapped tensors stay valid. Closing twice is allowed."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamload.core.errors import CheckpointError, refuse
@@ -11,9 +11,9 @@ from streamload.core.specs import Extent, Shape
 from streamload.core.wording import listed, plural, printable
 from streamload.sources.base import Source
 from streamload.sources.config.beside import adapter_beside, config_beside
-from streamload.sources.files import OpenFile
+from streamload.sources.files import LocalFile, OpenFile
+from streamload.sources.opening import open_file
 from streamload.system.descriptors import too_many_open
-from streamload.system.filesystems import reason_to_read
 
 if TYPE_CHECKING:
     import torch
@@ -53,21 +53,28 @@ class BlockSource(Source):
 
         spec = self.catalog[name]
         if spec.file not in self._maps:
-            self._maps[spec.file] = MappedFile(self._files[spec.file])
+            file = self._files[spec.file]
+            if not isinstance(file, LocalFile):
+                return None
+            self._maps[spec.file] = MappedFile(file)
         return self._maps[spec.file].tensor(spec, *(view or whole(spec)))
 
     def reason_to_read(self) -> str:
         kinds: dict[int, str] = {}
         for file in self._files.values():
-            with suppress(OSError), file.descriptor() as descriptor:
-                if reason := reason_to_read(file.path, descriptor, kinds):
-                    return printable(reason)
+            if reason := file.reason_to_read(kinds):
+                return printable(reason)
         return ""
 
     def allow_touching(self) -> None:
         """The files count as unchanged if only their ctime is another."""
         for file in self._files.values():
-            file.allow_touching()
+            if isinstance(file, LocalFile):
+                file.allow_touching()
+
+    def interrupt(self) -> None:
+        for file in self._files.values():
+            file.interrupt()
 
     def check_unchanged(self) -> None:
         for file in self._files.values():
@@ -98,7 +105,7 @@ def read_each(
     files = list(paths)
     for path in files:
         try:
-            headers.append(read(opened.enter_context(OpenFile(path))))
+            headers.append(read(opened.enter_context(open_file(path))))
         except CheckpointError as error:
             if why := too_many_open(error.__cause__):  # said once, not for each file that is left
                 text = f"its {plural(len(files), 'file')} cannot be opened: {why}"

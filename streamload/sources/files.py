@@ -10,9 +10,15 @@ import errno
 import os
 import stat
 import threading
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError, ReadError
 from streamload.system.descriptors import LateFile, too_many_open
+from streamload.system.filesystems import reason_to_read
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # One system call moves at most 2 GiB - 4 KiB on Linux.
 _MAX_READ_BYTES = 1 << 30
@@ -27,10 +33,58 @@ _OPEN_FLAGS = (
 _CHANGED = "the file was changed or replaced while it was read; load it again"
 
 
-class OpenFile(LateFile):
-    """One regular file, for reading only.
+class OpenFile(ABC):
+    """A file that is read in ranges, wherever it is; ``open_file`` (opening) makes one.
 
-    ``path`` is the path as it was given: it appears in messages and in ``Extent.file``.
+    Attributes:
+        path: appears in messages and in ``Extent.file``.
+        size_bytes: its length.
+    """
+
+    path: str
+    size_bytes: int
+
+    @abstractmethod
+    def read_into(self, offset: int, buffer: memoryview, *, tensor: str | None = None) -> None:
+        """Fill all of ``buffer`` from ``offset``; the buffer is the caller's throughout.
+
+        Raises:
+            ReadError: reading failed, or the file ends before the buffer is full.
+        """
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """``nbytes`` bytes from ``offset``; for headers and other small parts."""
+        data = bytearray(nbytes)
+        self.read_into(offset, memoryview(data))
+        return bytes(data)
+
+    def advise(self, offset: int, nbytes: int, *, needed: bool) -> None:  # noqa: B027  # a hint
+        """Tell that a range is needed soon, or not any more. Never fails."""
+
+    @abstractmethod
+    def check_unchanged(self) -> None:
+        """Raise ReadError if the file was cut, written or replaced since it was opened."""
+
+    @abstractmethod
+    def reason_to_read(self, kinds: dict[int, str]) -> str:
+        """Why it is better read than mapped; see ``reason_to_read`` (system/filesystems)."""
+
+    def interrupt(self) -> None:  # noqa: B027  # a disk answers soon
+        """Have reads that wait for a server give up."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close it for good; twice is allowed."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+class LocalFile(LateFile, OpenFile):
+    """One regular file, for reading only; ``path`` is as it was given.
 
     Raises:
         CheckpointNotFoundError: there is nothing at the path.
@@ -68,11 +122,6 @@ class OpenFile(LateFile):
         return descriptor
 
     def read_into(self, offset: int, buffer: memoryview, *, tensor: str | None = None) -> None:
-        """Fill all of ``buffer`` from ``offset``; the buffer is the caller's throughout.
-
-        Raises:
-            ReadError: an I/O error, or the file ends before the buffer is full.
-        """
         done, total = 0, buffer.nbytes
         while done < total:
             block = buffer[done : done + _MAX_READ_BYTES]
@@ -108,14 +157,7 @@ class OpenFile(LateFile):
                 block[: len(data)] = data
                 return len(data)
 
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """``nbytes`` bytes from ``offset``; for headers and other small parts."""
-        data = bytearray(nbytes)
-        self.read_into(offset, memoryview(data))
-        return bytes(data)
-
     def advise(self, offset: int, nbytes: int, *, needed: bool) -> None:
-        """Tell the page cache that a range is needed soon, or not any more. Never fails."""
         if nbytes <= 0 or not hasattr(os, "posix_fadvise"):
             return
         advice = os.POSIX_FADV_WILLNEED if needed else os.POSIX_FADV_DONTNEED
@@ -132,8 +174,14 @@ class OpenFile(LateFile):
     def _is_same(self, status: os.stat_result) -> bool:
         return identity_of(status)[: len(self._identity)] == self._identity
 
+    def reason_to_read(self, kinds: dict[int, str]) -> str:
+        try:
+            with self.descriptor() as descriptor:
+                return reason_to_read(self.path, descriptor, kinds)
+        except OSError:
+            return ""
+
     def check_unchanged(self) -> None:
-        """Raise ReadError if the file was cut, written or replaced since it was opened."""
         try:
             at_path = os.stat(self._place)
         except OSError as error:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError
 from streamload.sources.hub import folder_of
+from streamload.sources.remote.urls import join
 from streamload.sources.small_files import read_object
 
 _FILE = "generation_config.json"
@@ -30,7 +30,7 @@ def generation_settings(
     notices: tuple[str, ...] = ()
     own: dict[str, Any] = {}
     try:
-        own = read_object(os.path.join(folder_of(path), _FILE))
+        own = read_object(join(folder_of(path), _FILE))
     except CheckpointNotFoundError:
         pass
     except CheckpointError as error:
