@@ -21,7 +21,7 @@ from streamload.planning.build import build_plan
 from streamload.planning.composing import compose
 from streamload.planning.records import Plan, PlannedTensor, Targets, TargetSpec
 from streamload.sources.base import Source
-from streamload.sources.hub import folder_of
+from streamload.sources.remote.side_files import folder_here
 
 
 def plan_their_export(
@@ -101,7 +101,8 @@ def plan_their_conversion(
         None if the file has published names already, or is none of the library's.
     """
     try:
-        whole = empty_model(config, source.catalog, None, folder=folder_of(source.path), path="")
+        with folder_here(source.path) as folder:
+            whole = empty_model(config, source.catalog, None, folder=folder, path="")
     except StreamloadError:
         return None
     bound = bind_theirs(whole.names, source.catalog)

@@ -34,7 +34,8 @@ from streamload.mapping.fields import quantisation
 from streamload.planning.devices import device_of
 from streamload.planning.records import Plan, Targets, TargetSpec
 from streamload.sources.base import Source
-from streamload.sources.hub import folder_of
+from streamload.sources.remote.side_files import folder_here
+from streamload.sources.remote.urls import is_url
 
 
 @dataclass(frozen=True)
@@ -129,9 +130,8 @@ def bind_by_library(
         if theirs.is_made:
             return found[0]
     if all(one.binding.unexpected for one in found) and other.unexpected and is_part(module):
-        folder = folder_of(source.path)
         # The part's own names may do without the whole; what they lack is told then.
-        with suppress(CheckpointError, PlanError):
+        with suppress(CheckpointError, PlanError), folder_here(source.path) as folder:
             whole = empty_model(config or {}, source.catalog, None, folder=folder, path=source.path)
             targets = module.state_dict().keys()
             found.append(bind_part(whole.names, source.catalog, prefix, targets))
@@ -191,7 +191,7 @@ def empty_model(
             )
             model_class, own = auto_class(model_class, own)
         settled = settle_dtype(own, _torch_dtype(dtype), first)
-        own.name_or_path = folder
+        own.name_or_path = path if is_url(path) else folder
         model = built(model_class, own, settled)
     except Exception as error:  # whatever the library's code does with such a configuration
         text = str(error).strip().partition("\n")[0]

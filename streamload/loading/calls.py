@@ -15,10 +15,9 @@ from streamload.core.errors import PlanError
 from streamload.core.options import LoadOptions, settings_from
 from streamload.core.report import LoadReport
 from streamload.core.wording import listed, printable
-from streamload.loading.budget import measured
 from streamload.loading.building import build
-from streamload.loading.resolving import plan_load, resolve
-from streamload.loading.running import Run, run
+from streamload.loading.resolving import resolve
+from streamload.loading.running import Run, plan_only, run
 from streamload.mapping.binding import Mapper
 from streamload.module.commit import OnAssign, commit
 from streamload.planning.explaining import scale_notices
@@ -160,14 +159,14 @@ def plan(
     settings = replace(settings_from(options), expected_layers=expected_layers)
     with open_layers(path, settings.layers, settings.prefix, settings.reach) as source:
         job = resolve(source, module, settings, _config(mapping, source), mapping)
-        return measured(plan_load(job))
+        return plan_only(job)
 
 
 def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Plan:
     """What ``load`` would do; reads headers only."""
     settings = settings_from(options, mode="auto")
     with open_layers(path, settings.layers, settings.prefix, settings.reach) as source:
-        return measured(plan_load(build(source, settings)[2]))
+        return plan_only(build(source, settings)[2])
 
 
 def _config(mapping: str | Mapper, source: Source) -> dict[str, Any] | None:

@@ -162,7 +162,7 @@ def _plan(job: Job) -> Plan:
         source=job.source.path,
         binding=job.binding,
     )
-    plan = plan.with_transient(job.transient_bytes)
+    plan = plan.with_transient(job.transient_bytes + job.source.buffer_bytes)
     if job.theirs is not None:
         plan = replace(plan, model_type=job.theirs.model.config.model_type)
     plan = replace(plan, findings=()).noticed(*job.notices).with_findings(*plan.findings)
@@ -170,6 +170,11 @@ def _plan(job: Job) -> Plan:
     device = settings.device
     devices = (device,) if isinstance(device, str) else sorted(set(device.values()))
     problems = [why for device in devices if (why := unusable(device))]
+    if settings.mode == "map" and job.source.is_remote:
+        problems.append(
+            "mode='map' needs a file on this machine: cache=True keeps a local copy that later "
+            "loads map, and streamload convert or download makes one"
+        )
     if job.module is not None:
         plan = plan.with_findings(*wrapper_problems(job.module, plan))
         problems += in_place_problems(job.module, plan)

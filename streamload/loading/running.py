@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from streamload.core.report import LoadReport
+from streamload.core.wording import format_bytes, plural
 from streamload.engine.execute import Execution, execute
 from streamload.engine.lanes.choice import lane_for
 from streamload.loading.budget import check_memory, is_cache_in_the_way, measured
@@ -35,6 +36,16 @@ class Run:
     loaded: Execution
     report: LoadReport
     own: OwnCode
+
+
+def plan_only(job: Job) -> Plan:
+    """The plan of a load that is not carried out, with what memory there is now."""
+    plan = measured(plan_load(job))
+    if not job.source.is_remote:
+        return plan
+    nbytes, answers = job.source.received()
+    received = f"{format_bytes(nbytes)} in {plural(answers, 'answer')}"
+    return plan.noticed(f"only headers and small files were read: {received}")
 
 
 def run(job: Job) -> Run:

@@ -12,16 +12,15 @@ from typing_extensions import Unpack
 from streamload.core.options import LoadOptions, Settings, settings_from
 from streamload.hf.library import set_generation
 from streamload.hf.their_models import empty_model
-from streamload.loading.budget import measured
 from streamload.loading.calls import Loaded
-from streamload.loading.resolving import Job, plan_load, resolve
-from streamload.loading.running import run
+from streamload.loading.resolving import Job, resolve
+from streamload.loading.running import plan_only, run
 from streamload.module.commit import commit
 from streamload.module.empty_weights import empty_weights
 from streamload.planning.records import Plan
 from streamload.sources.base import Source
 from streamload.sources.detect import open_layers
-from streamload.sources.hub import folder_of
+from streamload.sources.remote.side_files import folder_here
 
 
 class TransformersOptions(LoadOptions, total=False):
@@ -79,7 +78,8 @@ def load_transformers(
         finished = run(job)
         commit(model, finished.plan, finished.loaded)
         job.theirs.finish(finished.plan)
-        set_generation(model, folder_of(source.path))
+        with folder_here(source.path) as folder:
+            set_generation(model, folder)
     generation = getattr(model, "generation_config", None)
     return Loaded(
         model,
@@ -93,7 +93,7 @@ def plan_transformers(path: str | os.PathLike[str], **options: Unpack[Transforme
     """What ``load_transformers`` would do; reads headers only."""
     settings, key_mapping = _settings(options)
     with open_layers(path, settings.layers, settings.prefix, settings.reach) as source:
-        return measured(plan_load(build_theirs(source, settings, None, key_mapping)))
+        return plan_only(build_theirs(source, settings, None, key_mapping))
 
 
 def _settings(options: Mapping[str, Any]) -> tuple[Settings, Mapping[str, str] | None]:
@@ -133,12 +133,12 @@ def build_theirs(
         PlanError: no model can be built of it.
     """
     file_config, notices = source.config()
-    with empty_weights():
+    with folder_here(source.path) as folder, empty_weights():
         theirs = empty_model(
             file_config or {},
             source.catalog,
             settings.dtype,
-            folder=folder_of(source.path),
+            folder=folder,
             path=source.path,
             cls=cls,
             key_mapping=key_mapping,

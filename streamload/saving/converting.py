@@ -22,7 +22,7 @@ from streamload.saving.checkpoint import peak_memory, write_checkpoint
 from streamload.saving.extras import companions, config_text, left_behind
 from streamload.saving.file_layout import only_writable
 from streamload.sources.base import Source
-from streamload.sources.detect import open_checkpoint
+from streamload.sources.detect import open_layers
 from streamload.sources.hub import folder_of
 from streamload.system.peaks import PeakSampler
 
@@ -37,6 +37,8 @@ def convert(
     names: str = "published",
     dtype: torch.dtype | str | None = None,
     max_shard_bytes: int | None = None,
+    timeout_s: float | None = None,
+    download: bool | None = None,
     progress: Callable[[int, int, str], object] | None = None,
 ) -> ExportReport:
     """Write a checkpoint anew as safetensors, in bounded memory whatever its size.
@@ -56,6 +58,8 @@ def convert(
         names: ``"published"`` or ``"local"``.
         dtype: cast floating-point tensors to it; rotary tables are never cast.
         max_shard_bytes: tensor data in one file, at most; a folder only.
+        timeout_s: how long to wait for a server; see LoadOptions.
+        download: False streams from the hub what its cache has not; see LoadOptions.
         progress: called as progress(done_bytes, total_bytes, name).
 
     Returns:
@@ -70,12 +74,12 @@ def convert(
     if names not in ("published", "local"):
         raise ValueError(f"names must be 'published' or 'local', not {names!r}")
     start_s = time.perf_counter()
-    options = settings_from({"dtype": dtype})
+    options = settings_from({"dtype": dtype, "timeout_s": timeout_s, "download": download})
     max_shard_bytes = bound_of_shards(max_shard_bytes)
     target = os.fsdecode(path)
     from streamload.hf.their_exports import plan_their_conversion  # brings torch
 
-    with open_checkpoint(source) as opened, PeakSampler() as sampler:
+    with open_layers(source, None, reach=options.reach) as opened, PeakSampler() as sampler:
         config, notices = config_or_guess(opened.config(), opened.catalog)
         conversion = plan_conversion(opened.catalog, config, names, options, source=opened.path)
         if conversion.names == "stored" and names == "published" and config and is_installed():
@@ -144,7 +148,9 @@ def _about(source: Source, names: str, path: str, extras: Mapping[str, bytes]) -
             "names='published' (--names published)"
         )
     folder = folder_of(source.path)
-    if _is_file(path) or os.path.isfile(source.path) or os.path.samefile(folder, path):
+    if source.is_remote or _is_file(path) or os.path.isfile(source.path):
+        return
+    if os.path.samefile(folder, path):
         return
     weights = {os.path.basename(spec.file) for spec in source.catalog.tensors.values()}
     indexes = {name for name in os.listdir(folder) if name.endswith(".index.json")}

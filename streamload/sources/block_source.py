@@ -13,6 +13,8 @@ from streamload.sources.base import Source
 from streamload.sources.config.beside import adapter_beside, config_beside
 from streamload.sources.files import LocalFile, OpenFile
 from streamload.sources.opening import open_file
+from streamload.sources.remote.ahead import MOST_BYTES
+from streamload.sources.remote.remote_file import RemoteFile
 from streamload.system.descriptors import too_many_open
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ class BlockSource(Source):
         self.path = path
         self._files = {file.path: file for file in files}
         self._maps: dict[str, MappedFile] = {}
+        self.is_remote = any(file.is_remote for file in self._files.values())
+        self.buffer_bytes = MOST_BYTES if self.is_remote else 0
 
     def read_into(self, extent: Extent, buffer: memoryview, *, tensor: str | None = None) -> None:
         self._files[extent.file].read_into(extent.offset, buffer, tensor=tensor)
@@ -71,6 +75,11 @@ class BlockSource(Source):
         for file in self._files.values():
             if isinstance(file, LocalFile):
                 file.allow_touching()
+
+    def received(self) -> tuple[int, int]:
+        remote = (file for file in self._files.values() if isinstance(file, RemoteFile))
+        sites = {file.site for file in remote if file.site is not None}
+        return sum(site.received_bytes for site in sites), sum(site.answers for site in sites)
 
     def interrupt(self) -> None:
         for file in self._files.values():

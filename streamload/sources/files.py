@@ -39,10 +39,12 @@ class OpenFile(ABC):
     Attributes:
         path: appears in messages and in ``Extent.file``.
         size_bytes: its length.
+        is_remote: it is read over a network.
     """
 
     path: str
     size_bytes: int
+    is_remote = False
 
     @abstractmethod
     def read_into(self, offset: int, buffer: memoryview, *, tensor: str | None = None) -> None:

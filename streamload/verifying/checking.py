@@ -20,7 +20,7 @@ from streamload.engine.threads import use_one_torch_thread
 from streamload.sources.addresses import Address
 from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of
-from streamload.sources.files import OpenFile
+from streamload.sources.files import LocalFile
 from streamload.sources.hub import folder_of
 from streamload.verifying.pieces import Piece, Segment, expected_digest, pieces_of
 from streamload.verifying.verify_report import DigestCheck, OddValues, VerifyReport
@@ -53,6 +53,7 @@ def check(source: Source, settings: Settings, *, progress: Progress | None = Non
                     progress(reading.bytes_read, total, reading.at)
         except BaseException:
             reading.stop.set()
+            source.interrupt()
             raise
     for spec in source.catalog.tensors.values():
         if spec.extent is None:  # only a source can make its values, and not in parallel
@@ -142,6 +143,8 @@ def _digest(address: Address | None, nbytes: int) -> _Digest | None:
 
 def _read_small_files(source: Source, reading: _Reading) -> None:
     """The other files of a snapshot or a download: configuration, tokenizer, index."""
+    if source.is_remote:  # no digests are told there, and no folder is listed
+        return
     folder = folder_of(source.path)
     weights = {os.path.realpath(spec.file) for spec in source.catalog.tensors.values()}
     for name in sorted(os.listdir(folder)):
@@ -149,7 +152,7 @@ def _read_small_files(source: Source, reading: _Reading) -> None:
         address = expected_digest(path)
         if address is None or os.path.realpath(path) in weights or not os.path.isfile(path):
             continue
-        with OpenFile(path) as file:
+        with LocalFile(path) as file:
 
             def read_into(extent: Extent, buffer: memoryview, *, tensor: str | None) -> None:
                 file.read_into(extent.offset, buffer, tensor=tensor)

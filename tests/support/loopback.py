@@ -69,7 +69,8 @@ def serve(site):
             tag = site.etags.get(path)
             condition = self.headers.get("If-Range")
             if wanted and site.ranges and condition in (None, tag):
-                start = int(wanted.removeprefix("bytes=").rstrip("-"))
+                first, _, last = wanted.removeprefix("bytes=").partition("-")
+                start, stop = int(first), min(int(last or total) + 1, total)
                 if start >= total:
                     self.send_response(416)
                     self.send_header("Content-Range", f"bytes */{total}")

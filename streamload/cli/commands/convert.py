@@ -13,6 +13,7 @@ from streamload.cli.shared_options import (
     dtype_option,
     given,
     max_shard_bytes_option,
+    reach_options,
 )
 from streamload.core.wording import printable
 
@@ -32,6 +33,7 @@ from streamload.core.wording import printable
     help="local: streamload's own names and layout, which --mode map takes as they are.",
 )
 @max_shard_bytes_option
+@reach_options
 @common_options
 def command(source: str, destination: str, as_json: bool, **options: Any) -> None:
     """Rewrite the checkpoint SRC as safetensors at DST, in bounded memory.

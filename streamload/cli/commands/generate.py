@@ -17,6 +17,7 @@ from streamload.cli.render.tables import say
 from streamload.cli.shared_options import common_options, given, load_options
 from streamload.cli.types import TOKENS
 from streamload.core.errors import CheckpointError
+from streamload.core.options import Reach
 from streamload.core.wording import plural
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ def command(
     if (prompt is None) == (tokens is None):
         raise click.UsageError("give either --prompt TEXT or --tokens 1,2,3")
     # First of all: a prompt that cannot be read is told before the model is loaded.
-    tokenizer, ids = _read_prompt(path, prompt, tokens)
+    reach = Reach(options["timeout_s"], options["download"])
+    tokenizer, ids = _read_prompt(path, prompt, tokens, reach)
 
     import streamload
     from streamload.generation.settings import end_tokens, sampling_defaults
@@ -155,15 +157,16 @@ class _Printer:
 
 
 def _read_prompt(
-    path: str, prompt: str | None, tokens: list[int] | None
+    path: str, prompt: str | None, tokens: list[int] | None, reach: Reach
 ) -> tuple[Tokenizer | None, list[int]]:
     """The tokenizer, if the prompt is a text, and the prompt's token ids."""
     if prompt is None:
         return None, list(tokens or ())
     from streamload.generation.tokenizer import load_tokenizer
-    from streamload.sources.hub import folder_of
+    from streamload.sources.remote.side_files import folder_here
 
-    tokenizer = load_tokenizer(folder_of(path))
+    with folder_here(path, reach) as folder:
+        tokenizer = load_tokenizer(folder)
     ids = tokenizer.encode(prompt)
     if not ids:
         raise click.UsageError("the prompt has no tokens: give at least one character")

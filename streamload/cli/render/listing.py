@@ -45,6 +45,7 @@ def as_dict(source: Source) -> dict[str, Any]:
         "files": {printable(file): nbytes for file, nbytes in _nbytes_by(source, "file").items()},
         "metadata": dict(catalog.metadata),
         "notices": list(catalog.notices),
+        "received_bytes": source.received()[0],
     }
 
 
@@ -68,6 +69,9 @@ def as_text(source: Source, *, show_all: bool) -> str:
     by_dtype = _nbytes_by(source, "dtype")
     lines += [f"{dtype}: {format_bytes(nbytes)}" for dtype, nbytes in by_dtype.most_common()]
     lines += [f"notice: {notice}" for notice in catalog.notices]
+    if source.is_remote:
+        nbytes, answers = source.received()
+        lines.append(f"received: {format_bytes(nbytes)} in {plural(answers, 'answer')}")
     return "\n".join(lines)
 
 

@@ -11,8 +11,9 @@ from streamload.system.thread_end import end_thread
 
 PIECE_BYTES = 2 << 20
 MOST_PIECES = 8
-"""Requests under way for what is not asked for yet, and pieces held: 16 MiB in all."""
-_MOST_PENDING = 256
+MOST_BYTES = MOST_PIECES * PIECE_BYTES
+"""What is fetched, or held, at a time of what is not asked for yet."""
+_MOST_PENDING = 1024
 
 Fetch = Callable[[str, int, memoryview], None]
 """fetch(path, offset, buffer) fills the buffer, or raises."""

@@ -68,7 +68,8 @@ class BucketTransport(Transport):
         meta = result.meta
         date = meta["last_modified"]
         version = meta["e_tag"] or (date.isoformat() if date is not None else "")
-        told = Told(*result.range, meta["size"], str(version))
+        first, end = result.range
+        told = Told(first, end, meta["size"], str(version))
         if told.start != start or told.stop != min(stop, told.total):
             raise RefusedError(
                 f"asked for bytes {start}-{stop - 1}, the server sends {told.start}-{told.stop - 1}"

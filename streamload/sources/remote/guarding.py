@@ -27,7 +27,7 @@ def places_of(host: str, port: int, *, only_public: bool) -> list[Place]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise BrokenError("no host of that name was found") from error
-    places = list(dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found))
+    places: list[Place] = [(int(family), str(address[0])) for family, _, _, _, address in found]
     if only_public and not all(is_public(address) for _, address in places):
         raise RefusedError(
             "the server leads to a private address, which the given address does not name"

@@ -25,6 +25,8 @@ class RemoteFile(OpenFile):
         CheckpointError: it cannot be read, or not in ranges.
     """
 
+    is_remote = True
+
     def __init__(self, path: str) -> None:
         url = parse_url(path)
         self.path = url.shown
@@ -102,9 +104,9 @@ class RemoteFile(OpenFile):
         return f"{self.path} is read over the network"
 
     @property
-    def received(self) -> tuple[int, int]:
-        """Bytes of files that came from its server so far, and in how many answers."""
-        return (0, 0) if self._site is None else (self._site.received_bytes, self._site.answers)
+    def site(self) -> Site | None:
+        """Its server, until it is closed."""
+        return self._site
 
     def interrupt(self) -> None:
         if self._site is not None:

@@ -212,7 +212,7 @@ def _read_zip(file: OpenFile) -> tuple[Pickled, Mapping[str, Region], bool]:
     archive = read_archive(file)
     folder = _torch_folder(archive)
     # All of them, as torch does: a damaged directory may have hidden what it no longer lists.
-    places = {record.name: archive.locate(record) for record in archive.records.values()}
+    places = archive.locate_all()
     order = archive.records.get(folder + b"byteorder")
     mark = b"little" if order is None else archive.read(order, max_bytes=16)
     if mark not in (b"little", b"big"):
