@@ -74,10 +74,14 @@ def shard_paths(index_path: str, weight_map: Mapping[str, str]) -> list[str]:
     folder = parent(index_path)
     names = sorted(set(weight_map.values()))
     paths = [join(folder, name) for name in names]
-    if not is_url(folder):  # a server says so when they are opened
-        refuse_missing(
-            [n for n, p in zip(names, paths, strict=True) if not os.path.exists(p)], len(names)
-        )
+    if is_url(folder):
+        from streamload.sources.remote.remote_folder import are_there
+
+        there = are_there(paths)
+    else:
+        there = [os.path.exists(path) for path in paths]
+    pairs = zip(names, there, strict=True)
+    refuse_missing([name for name, is_there in pairs if not is_there], len(names))
     return paths
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from streamload.system.thread_end import end_thread
@@ -46,40 +46,41 @@ class Ahead:
         with self._news:
             last = self._pending[-1] if self._pending else None
             if last is not None and (last.path, last.stop) == (path, start):
-                grown = min(stop, last.start + PIECE_BYTES)
-                start, last.stop = grown, grown
+                start = last.stop = self._free_until(
+                    path, start, min(stop, last.start + PIECE_BYTES)
+                )
             while start < stop and len(self._pending) < _MOST_PENDING and not self._is_closed:
-                end = min(start + PIECE_BYTES, stop)
-                if not self._covers(path, start):
+                known = self._holder(path, start, (*self._pending, *self._pieces))
+                end = known.stop if known else self._free_until(path, start, stop)
+                if known is None:
                     self._pending.append(_Piece(path, start, end))
                 start = end
-            while len(self._threads) < min(len(self._pending), MOST_PIECES):
-                name = f"streamload-ahead-{len(self._threads)}"
-                thread = threading.Thread(target=self._work, name=name, daemon=True)
-                self._threads.append(thread)
-                thread.start()
+            self._start_threads()
             self._news.notify_all()
 
-    def take(self, path: str, start: int, buffer: memoryview) -> int:
-        """Copy what is there of the bytes from ``start`` on; waits for those under way.
+    def read(self, path: str, start: int, buffer: memoryview) -> int:
+        """Fill the beginning of ``buffer`` with the bytes from ``start`` on: what is there is
+        copied, what is under way is waited for, and the rest is fetched at once.
 
         Returns:
-            How many bytes of ``buffer`` are filled; 0 if the caller has to fetch them itself.
+            How many bytes, at least one.
 
         Raises:
             What fetching them raised.
         """
         with self._news:
-            piece = next((p for p in self._pieces if _holds(p, path, start)), None)
+            piece = self._holder(path, start, self._pieces)
             if piece is None:
-                self._leave_to_caller(path, start, start + buffer.nbytes)
-                return 0
-            self._news.wait_for(lambda: piece.is_there or self._is_closed)
-            if piece.error is not None or not piece.is_there:
-                self._drop(piece)
-                if piece.error is None:
-                    return 0
-                raise piece.error
+                count = self._claim(path, start, start + buffer.nbytes) - start
+            else:
+                self._news.wait_for(lambda: piece.is_there or self._is_closed)
+                if piece.error is not None:
+                    self._drop(piece)
+                    raise piece.error
+        if piece is None or not piece.is_there:
+            count = count if piece is None else min(piece.stop - start, buffer.nbytes)
+            self._fetch(path, start, buffer[:count])
+            return count
         count = min(piece.stop - start, buffer.nbytes)
         begin = start - piece.start
         buffer[:count] = memoryview(piece.data)[begin : begin + count]
@@ -102,18 +103,36 @@ class Ahead:
             end_thread(thread)
         self._pieces.clear()
 
-    def _covers(self, path: str, start: int) -> bool:
-        return any(_holds(piece, path, start) for piece in (*self._pending, *self._pieces))
+    def _holder(self, path: str, start: int, pieces: Iterable[_Piece]) -> _Piece | None:
+        return next((p for p in pieces if p.path == path and p.start <= start < p.stop), None)
 
-    def _leave_to_caller(self, path: str, start: int, stop: int) -> None:
-        """Forget what the caller reads by itself now; make room if nobody takes what is there."""
-        inside = [
-            p for p in self._pending if p.path == path and start <= p.start and p.stop <= stop
-        ]
-        for piece in inside:
+    def _free_until(self, path: str, start: int, stop: int) -> int:
+        """Where a new piece from ``start`` on ends: before the next one, and of bounded size."""
+        later = (
+            p.start for p in (*self._pending, *self._pieces) if p.path == path and p.start > start
+        )
+        return min((start + PIECE_BYTES, stop, *later))
+
+    def _claim(self, path: str, start: int, stop: int) -> int:
+        """Where what the caller fetches by itself ends; nobody else will fetch it."""
+        piece = self._holder(path, start, self._pending)
+        end = min(stop, piece.stop) if piece else self._free_until(path, start, stop)
+        if piece is not None and end < piece.stop:
+            piece.start = end
+        elif piece is not None:
             self._pending.remove(piece)
+        elif end < stop:  # nobody said that it is wanted
+            self.want(path, end, stop)
         if len(self._pieces) >= MOST_PIECES and all(piece.is_there for piece in self._pieces):
-            self._drop(self._pieces[0])
+            self._drop(self._pieces[0])  # nobody takes them
+        return end
+
+    def _start_threads(self) -> None:
+        while len(self._threads) < min(len(self._pending), MOST_PIECES):
+            name = f"streamload-ahead-{len(self._threads)}"
+            thread = threading.Thread(target=self._work, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def _drop(self, piece: _Piece) -> None:
         if piece in self._pieces:
@@ -139,7 +158,3 @@ class Ahead:
             with self._news:
                 piece.is_there = True
                 self._news.notify_all()
-
-
-def _holds(piece: _Piece, path: str, start: int) -> bool:
-    return piece.path == path and piece.start <= start < piece.stop

@@ -6,7 +6,6 @@ import errno
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError, ReadError
 from streamload.sources.files import OpenFile
-from streamload.sources.remote.ahead import PIECE_BYTES
 from streamload.sources.remote.answers import RefusedError
 from streamload.sources.remote.registry import find_site, leave_site
 from streamload.sources.remote.sites import ChangedError, Site, TooLongError
@@ -82,13 +81,7 @@ class RemoteFile(OpenFile):
         if site is None:
             raise RefusedError("the file was closed")
         while done < buffer.nbytes:
-            count = site.read(self._at, offset + done, buffer[done:])
-            if count == 0:  # nobody said before that it is wanted
-                count = min(PIECE_BYTES, buffer.nbytes - done)
-                if done + count < buffer.nbytes:
-                    site.hint(self._at, offset + done + count, offset + buffer.nbytes)
-                site.fetch(self._at, offset + done, buffer[done : done + count])
-            done += count
+            done += site.read(self._at, offset + done, buffer[done:])
 
     def advise(self, offset: int, nbytes: int, *, needed: bool) -> None:
         start = max(offset, len(self._head.data))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
 from streamload.core.errors import CheckpointError
 from streamload.core.options import Reach
 from streamload.sources.remote.answers import RefusedError
@@ -10,6 +13,7 @@ from streamload.sources.remote.registry import find_site, leave_site
 from streamload.sources.remote.sites import TIMEOUT_S, Site
 from streamload.sources.remote.urls import is_file_address, is_url, parent, parse_url
 
+_AT_ONCE = 8
 # In the order in which files of a folder are chosen; the first that is there is enough.
 _PROBED = (
     *("model.safetensors.index.json", "model.safetensors", "local.safetensors"),
@@ -71,6 +75,27 @@ def names_at(folder: str) -> list[str]:
         return next(([name] for name in _PROBED if _is_there(site, f"{start}/{name}")), [])
     except RefusedError as error:
         raise CheckpointError(str(error), path=url.shown) from error
+    finally:
+        leave_site(site)
+
+
+def are_there(addresses: Sequence[str]) -> list[bool]:
+    """Which of some files of one folder are there; all are asked for, several at a time.
+
+    Raises:
+        CheckpointError: the server does not let us know.
+    """
+
+    def ask(address: str) -> bool:
+        try:
+            return _is_there(site, parse_url(address).path)
+        except RefusedError as error:
+            raise CheckpointError(str(error), path=address) from error
+
+    site = find_site(parse_url(addresses[0]))
+    try:
+        with ThreadPoolExecutor(min(len(addresses), _AT_ONCE)) as pool:
+            return list(pool.map(ask, addresses))
     finally:
         leave_site(site)
 

@@ -89,6 +89,7 @@ class Site:
         self._token = token
         self._names = None if names is None else list(names)
         self._heads: dict[str, Head] = {}
+        self._absent: dict[str, str] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._transport: Transport | None = None
@@ -115,12 +116,18 @@ class Site:
             RefusedError: there is none, or it cannot be read in ranges.
         """
         found = self._heads.get(path)
-        if found is None:
-            is_json = path.lower().endswith(".json")
-            wanted = _JSON_HEAD_BYTES if is_json else _HEAD_BYTES
+        if found is not None:
+            return found
+        if path in self._absent:
+            raise RefusedError(self._absent[path], is_absent=True)
+        wanted = _JSON_HEAD_BYTES if path.lower().endswith(".json") else _HEAD_BYTES
+        try:
             found = self._persist(lambda wait_s, until: self._open(path, wanted, wait_s, until))
-            found = self._heads.setdefault(path, found)
-        return found
+        except RefusedError as error:
+            if error.is_absent:
+                self._absent[path] = str(error)
+            raise
+        return self._heads.setdefault(path, found)
 
     def names(self, folder: str) -> list[str] | None:
         """The files in a folder, or None if there is no way to know."""
@@ -144,7 +151,7 @@ class Site:
 
     def read(self, path: str, start: int, buffer: memoryview) -> int:
         """Fill the beginning of ``buffer``; returns how many bytes, at least one."""
-        return self._ahead.take(path, start, buffer)
+        return self._ahead.read(path, start, buffer)
 
     def fetch(self, path: str, start: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with an open file's bytes from ``start`` on.

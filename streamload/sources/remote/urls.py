@@ -84,7 +84,7 @@ def parse_url(path: str) -> Url:
             raise CheckpointError(
                 "the address of a bucket has no query and no user part: credentials come from the "
                 "environment",
-                path=f"{scheme}://{re.split('[@?]', bucket)[-1]}",
+                path=f"{scheme}://{bucket.rpartition('@')[2].partition('?')[0]}",
             )
         if not re.fullmatch(r"[\w.-]+", bucket):
             raise CheckpointError("names no bucket: expected scheme://BUCKET/PATH", path=path)
