@@ -22,6 +22,7 @@ class Site:
         lengths: path → the Content-Length it announces instead of the right one.
         statuses: path → statuses of the next answers.
         head: answers HEAD requests.
+        date: Last-Modified.
         kind: Content-Type.
         pause_s: between blocks of 16 KiB.
         cut_share, busy_share: how many of the answers break off midway, or are 503.
@@ -39,6 +40,7 @@ class Site:
     lengths: dict = field(default_factory=dict)
     statuses: dict = field(default_factory=lambda: defaultdict(list))
     head: bool = True
+    date: str = ""
     kind: str = "application/octet-stream"
     pause_s: float = 0.0
     cut_share: float = 0.0
@@ -115,6 +117,8 @@ def serve(site):
             self.send_header("Content-Length", str(site.lengths.get(path, stop - start)))
             if tag:
                 self.send_header("ETag", tag)
+            if site.date:
+                self.send_header("Last-Modified", site.date)
             self.end_headers()
             if body:
                 self.send(path, memoryview(data)[start:stop])
@@ -143,9 +147,14 @@ def serve(site):
                 until = site.sent[0]
             time.sleep(max(until - time.monotonic(), 0))
 
+    class Server(http.server.ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *args):
+            """Clients that go away are part of the tests."""
+
     lock = threading.Lock()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     site.url = f"http://127.0.0.1:{server.server_address[1]}"

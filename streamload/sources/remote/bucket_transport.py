@@ -23,7 +23,9 @@ _LISTED = 1000
 _MAY_PASS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _STATUS = re.compile(r"status code: (\d{3})")
 # Where that library asks for credentials if it was given none.
-_METADATA = re.compile(r"169\.254\.\d|metadata|token request|MissingAccount|must be specified")
+_METADATA = re.compile(
+    r"169\.254\.\d|/latest/|[mM]etadata|token request|MissingAccount|must be specified"
+)
 
 
 class BucketTransport(Transport):
@@ -44,18 +46,16 @@ class BucketTransport(Transport):
             ) from error
         self._scheme = url.scheme
         self._library: Any = obstore
-        wait = timedelta(seconds=wait_s)
+        # Not as client_options, which would do away with those of the environment.
+        waits = {
+            "timeout": _in_ms(timeout_s),
+            "connect_timeout": _in_ms(wait_s),
+            "read_timeout": _in_ms(wait_s),
+        }
         # Trying again is ours to do: with a bound, and with the version compared.
+        once = {"max_retries": 0, "retry_timeout": timedelta(seconds=wait_s)}
         self._store: Any = self._translated(
-            lambda: getattr(store, _STORES[url.scheme])(
-                url.host,
-                client_options={
-                    "timeout": timedelta(seconds=timeout_s),
-                    "connect_timeout": wait,
-                    "read_timeout": wait,
-                },
-                retry_config={"max_retries": 0, "retry_timeout": wait},
-            )
+            lambda: getattr(store, _STORES[url.scheme])(url.host, config=waits, retry_config=once)
         )
 
     def ask(self, path: str, start: int, stop: int, wait_s: float) -> Answer:
@@ -101,6 +101,10 @@ class BucketTransport(Transport):
             self._library.exceptions.BaseError,
         ) as error:
             failure = self._failure(error)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # of that library's own making
+                raise
+            failure = RefusedError(f"the settings in {_VARIABLES[self._scheme]} cannot be used")
         raise failure
 
     def _failure(self, error: Exception) -> Exception:
@@ -120,12 +124,12 @@ class BucketTransport(Transport):
             return _NoRangeError()
         if status in _MAY_PASS:
             return BrokenError(f"the server answers {status}")
-        if status in (301, 400) and self._scheme == "s3":
-            return RefusedError(f"the server answers {status}: is AWS_REGION that of the bucket?")
+        if "configured region" in text or (status in (301, 400) and self._scheme == "s3"):
+            return RefusedError("the server refuses: is AWS_REGION that of the bucket?")
         if status:
             return RefusedError(f"the server answers {status}", is_absent=status in (403, 404, 410))
         name = type(error).__name__
-        if name == "NotSupportedError":
+        if name == "NotSupportedError" or "non-partial response" in text:
             return RefusedError("the server does not send ranges of a file")
         if name != "GenericError" or isinstance(error, ValueError):
             return RefusedError(
@@ -134,10 +138,17 @@ class BucketTransport(Transport):
         if "UnexpectedRange" in text:
             return RefusedError("the server sends another range than it was asked for")
         if "scheme is not allowed" in text or "BadScheme" in text:
-            return RefusedError("the endpoint is http: set AWS_ALLOW_HTTP=true if that is meant")
+            variable = _VARIABLES[self._scheme].replace("*", "ALLOW_HTTP")
+            return RefusedError(f"the endpoint is http: set {variable}=true if that is meant")
+        if "missing from response" in text:
+            return RefusedError("the answer lacks what servers of this kind always send")
         if "timed out" in text or "TimedOut" in text:
             return BrokenError("nothing came from the server")
         return BrokenError("the connection broke")
+
+
+def _in_ms(seconds: float) -> str:
+    return f"{max(round(seconds * 1000), 1)}ms"
 
 
 class _NoRangeError(Exception):

@@ -20,13 +20,15 @@ def places_of(host: str, port: int, *, only_public: bool) -> list[Place]:
     """The addresses of a host, to be connected to as they are: a second look could differ.
 
     Raises:
-        BrokenError: the name is not found (now).
-        RefusedError: with ``only_public``, if any of its addresses is not a public one.
+        BrokenError: names cannot be looked up now.
+        RefusedError: there is no such name; or, with ``only_public``, any of its addresses is not
+            a public one.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise BrokenError("no host of that name was found") from error
+        kind = BrokenError if getattr(error, "errno", 0) == socket.EAI_AGAIN else RefusedError
+        raise kind("no host of that name was found") from error
     places: list[Place] = [(int(family), str(address[0])) for family, _, _, _, address in found]
     if only_public and not all(is_public(address) for _, address in places):
         raise RefusedError(

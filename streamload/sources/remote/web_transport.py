@@ -6,30 +6,35 @@ each is looked at first, and a connection goes to the very address that was look
 
 from __future__ import annotations
 
-import base64
 import http.client
 import re
-import socket
 import threading
 import time
 import urllib.parse
-import urllib.request
 import weakref
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from streamload import __version__
 from streamload.sources.remote.answers import Answer, BrokenError, RefusedError, Told, Transport
-from streamload.sources.remote.guarding import Place, is_public, places_of
-from streamload.sources.remote.urls import Url, parse_url
+from streamload.sources.remote.connections import (
+    PORTS,
+    Connection,
+    authorization,
+    broken,
+    connect,
+    connect_by_proxy,
+    port_of,
+    proxy_for,
+)
+from streamload.sources.remote.guarding import is_public, places_of
+from streamload.sources.remote.urls import Url
 
 _MOST_REDIRECTS = 5
 _MOST_IDLE = 16
 # A server closes connections that wait longer; a new one costs less than finding out.
 _IDLE_S = 20.0
-_PORTS = {"http": 80, "https": 443}
-_HERE = ("localhost", "127.0.0.1", "::1")
+_SAFE = "/%:@!$&'()*+,;=~-._"
+_ADDRESS = re.compile(r"[\d.]+|.*:.*")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAY_PASS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _ABSENT = frozenset({403, 404, 410})
@@ -57,11 +62,11 @@ class WebTransport(Transport):
 
     def __init__(self, url: Url, token: str = "") -> None:
         self._url = url
-        self._secret = _authorization(url, token)
-        self._idle: list[tuple[float, _Connection]] = []
+        self._secret = authorization(url, token)
+        self._idle: list[tuple[float, Connection]] = []
         self._moved: dict[str, _Target] = {}
         self._own_is_public: bool | None = None
-        self._live: weakref.WeakSet[_Connection] = weakref.WeakSet()
+        self._live: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._lock = threading.Lock()
 
     def ask(self, path: str, start: int, stop: int, wait_s: float) -> Answer:
@@ -107,7 +112,7 @@ class WebTransport(Transport):
 
     def _request(
         self, path: str, headers: dict[str, str], wait_s: float
-    ) -> tuple[_Connection, http.client.HTTPResponse]:
+    ) -> tuple[Connection, http.client.HTTPResponse]:
         """The answer that is no redirect, from wherever the server leads to."""
         own = _Target(Url(*self._url.origin, path, self._url.query), is_own=True)
         target = self._moved.get(path, own)
@@ -128,24 +133,12 @@ class WebTransport(Transport):
 
     def _next(self, target: _Target, location: str) -> _Target:
         """Where a redirect leads, without anything that is secret."""
-        try:
-            old = target.url
-            parts = urllib.parse.urlsplit(urllib.parse.urljoin(old.shown, location))
-            host, port = parts.hostname or "", parts.port
-        except ValueError:
-            host, port = "", None
-        if not location or parts.scheme not in _PORTS or not host:
-            raise RefusedError("the server redirects to what is no address of a web server")
-        if parts.scheme == "http" and old.scheme == "https":
-            raise RefusedError("the server redirects from https to http")
-        path = urllib.parse.quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
-        query = urllib.parse.quote(parts.query, safe="/%:@!$&'()*+,;=~-._?")
-        url = Url(parts.scheme, host, port, path, query)
-        return _Target(url, is_own=host == self._url.host)
+        url = _led_to(target.url, location)
+        return _Target(url, is_own=url.host == self._url.host)
 
     def _send(
         self, target: _Target, headers: dict[str, str], wait_s: float
-    ) -> tuple[_Connection, http.client.HTTPResponse]:
+    ) -> tuple[Connection, http.client.HTTPResponse]:
         url = target.url
         # A compressed answer has no ranges of the file.
         sent = {"User-Agent": f"streamload/{__version__}", "Accept-Encoding": "identity", **headers}
@@ -162,9 +155,9 @@ class WebTransport(Transport):
                 connection.end()
                 if is_used and not isinstance(error, TimeoutError):
                     continue  # the server had closed it meanwhile
-                raise _broken(error) from error
+                raise broken(error) from error
 
-    def _connection(self, target: _Target, wait_s: float) -> tuple[_Connection, bool]:
+    def _connection(self, target: _Target, wait_s: float) -> tuple[Connection, bool]:
         """A connection that waits, else a new one."""
         origin = target.url.origin
         with self._lock:
@@ -181,22 +174,21 @@ class WebTransport(Transport):
             self._live.add(connection)
         return connection, False
 
-    def _connect(self, target: _Target, wait_s: float) -> _Connection:
+    def _connect(self, target: _Target, wait_s: float) -> Connection:
         url = target.url
-        port = url.port or _PORTS[url.scheme]
-        proxy = _proxy_for(url)
+        proxy = proxy_for(url)
         if proxy is not None:
             # Names are then the proxy's to look up; what is an address is seen here too.
-            if not target.is_own and re.fullmatch(r"[\d.]+|.*:.*", url.host):
-                places_of(url.host, port, only_public=True)
-            return _connected(url, port, [], proxy, wait_s)
+            if not target.is_own and _ADDRESS.fullmatch(url.host):
+                places_of(url.host, port_of(url), only_public=True)
+            return connect_by_proxy(url, proxy, wait_s)
         must = not target.is_own or self._own_is_public is True
-        places = places_of(url.host, port, only_public=must)
+        places = places_of(url.host, port_of(url), only_public=must)
         if target.is_own and self._own_is_public is None:
             self._own_is_public = all(is_public(address) for _, address in places)
-        return _connected(url, port, places, None, wait_s)
+        return connect(url, places, wait_s)
 
-    def take_back(self, connection: _Connection) -> None:
+    def take_back(self, connection: Connection) -> None:
         """Keep a connection whose answer was read to its end."""
         with self._lock:
             self._idle.append((time.monotonic(), connection))
@@ -211,7 +203,7 @@ class WebAnswer(Answer):
     def __init__(
         self,
         transport: WebTransport,
-        connection: _Connection,
+        connection: Connection,
         response: http.client.HTTPResponse,
         told: Told,
     ) -> None:
@@ -225,7 +217,7 @@ class WebAnswer(Answer):
             self._connection.wait(wait_s)
             data = self._response.read1(buffer.nbytes)
         except (OSError, http.client.HTTPException) as error:
-            raise _broken(error) from error
+            raise broken(error) from error
         buffer[: len(data)] = data
         return len(data)
 
@@ -236,109 +228,23 @@ class WebAnswer(Answer):
             self._connection.end()
 
 
-class _Connection(http.client.HTTPConnection):
-    """A connection that is made already, to an address that was looked at."""
+def _led_to(old: Url, location: str) -> Url:
+    """The address that a redirect names.
 
-    def __init__(self, url: Url, port: int, sock: socket.socket, *, by_proxy: bool) -> None:
-        super().__init__(url.host, port)
-        self.origin = url.origin
-        self.sock = sock
-        self.auto_open = 0
-        self._start = ""
-        if by_proxy and url.scheme == "http":
-            self._start = Url(*url.origin, "").shown
-        self._socket = sock
-        self._response: http.client.HTTPResponse | None = None
-        # As a user would write it; http.client would leave the port of the other scheme in.
-        self.default_port = _PORTS[url.scheme]
-
-    def target_of(self, path: str) -> str:
-        return self._start + path
-
-    def wait(self, wait_s: float) -> None:
-        """From now on each wait for the server is at most so long."""
-        self._socket.settimeout(max(wait_s, 0.001))
-
-    def getresponse(self) -> http.client.HTTPResponse:
-        self._response = super().getresponse()
-        return self._response
-
-    def cut(self) -> None:
-        """Have another thread's waiting for the server end."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def end(self) -> None:
-        """Close it, whatever is still to be read."""
-        self.close()
-        if self._response is not None:
-            self._response.close()
-        self._socket.close()
-
-
-def _connected(
-    url: Url, port: int, places: list[Place], proxy: Url | None, wait_s: float
-) -> _Connection:
-    """A connection to one of the places, the first that answers, or through a proxy."""
-    if proxy is not None:
-        proxy_port = proxy.port or _PORTS.get(proxy.scheme, 80)
-        places = places_of(proxy.host, proxy_port, only_public=False)
-        is_tunnel = url.scheme == "https"
-    problem: OSError | None = None
-    for family, address in places:
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            sock.settimeout(wait_s)
-            sock.connect((address, port if proxy is None else proxy_port))
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if proxy is not None and is_tunnel:
-                _tunnel(sock, url, port, proxy)
-            if url.scheme == "https":
-                import ssl  # 30 ms that plain HTTP does without
-
-                sock = ssl.create_default_context().wrap_socket(sock, server_hostname=url.host)
-            return _Connection(url, port, sock, by_proxy=proxy is not None)
-        except OSError as error:
-            sock.close()
-            problem = error
-        except BaseException:
-            sock.close()
-            raise
-    assert problem is not None, "a name that is found has an address"
-    raise _broken(problem) from problem
-
-
-def _tunnel(sock: socket.socket, url: Url, port: int, proxy: Url) -> None:
-    """Have a proxy pass on what follows."""
-    host = f"[{url.host}]" if ":" in url.host else url.host
-    secret = _authorization(proxy, "")
-    more = f"Proxy-Authorization: {secret}\r\n" if secret else ""
-    sock.sendall(f"CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n{more}\r\n".encode())
-    head = b""
-    while not head.endswith(b"\r\n\r\n") and len(head) < 65536:
-        byte = sock.recv(1)
-        if not byte:
-            break
-        head += byte
-    status = head.split(b" ", 2)[1:2]
-    if status != [b"200"]:
-        raise ConnectionError("the proxy refuses")
-
-
-def _proxy_for(url: Url) -> Url | None:
-    """The proxy that the environment names for an address, by the usual variables."""
-    given = urllib.request.getproxies().get(url.scheme)
-    if not given or url.host in _HERE or urllib.request.proxy_bypass(url.host):
-        return None
-    return parse_url(given if "://" in given else f"http://{given}")
-
-
-def _authorization(url: Url, token: str) -> str:
-    if token:
-        return f"Bearer {token}"
-    if not url.user:
-        return ""
-    return f"Basic {base64.b64encode(urllib.parse.unquote(url.user).encode()).decode()}"
+    Raises:
+        RefusedError: it is none, or one that is less safe.
+    """
+    try:
+        parts = urllib.parse.urlsplit(urllib.parse.urljoin(old.shown, location))
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        location = ""
+    if not location or parts.scheme not in PORTS or not host:
+        raise RefusedError("the server redirects to what is no address of a web server")
+    if parts.scheme == "http" and old.scheme == "https":
+        raise RefusedError("the server redirects from https to http")
+    path = urllib.parse.quote(parts.path or "/", safe=_SAFE)
+    return Url(parts.scheme, host, port, path, urllib.parse.quote(parts.query, safe=_SAFE + "?"))
 
 
 def _told(response: http.client.HTTPResponse, start: int, stop: int) -> Told:
@@ -381,16 +287,3 @@ def _failure(response: http.client.HTTPResponse) -> BrokenError | RefusedError:
     if status in _MAY_PASS:
         return BrokenError(text, float(said) if said.isdigit() and len(said) < 6 else 0.0)
     return RefusedError(text, is_absent=status in _ABSENT)
-
-
-def _broken(error: Any) -> BrokenError | RefusedError:
-    """In words that hold nothing of the address."""
-    if isinstance(error, TimeoutError):
-        return BrokenError("nothing came from the server")
-    name = type(error).__name__
-    if name == "SSLCertVerificationError":
-        return RefusedError(f"the certificate is not trusted: {error.verify_message}")
-    if isinstance(error, ConnectionRefusedError):
-        return BrokenError("no connection: it was refused")
-    reason = getattr(error, "strerror", None) if isinstance(error, OSError) else None
-    return BrokenError(f"the connection broke ({reason or name})")

@@ -119,13 +119,13 @@ def test_refused_when_it_is_opened(files, change, kind, error):
     assert isinstance(check_refused(files, error), kind)
 
 
-def midway(site, change):
+def midway(site, change, after=8):
     """Have ``change`` done after a few answers."""
     seen = []
 
     def before(path):
         seen.append(path)
-        if len(seen) == 8:
+        if len(seen) == after:
             change()
 
     site.before = before
@@ -174,7 +174,7 @@ def test_an_interrupt_does_not_wait_for_a_silent_server(files):
 
 
 def test_values_in_place_say_what_was_overwritten(files):
-    midway(files, lambda: setattr(files, "etags", {"x.safetensors": '"two"'}))
+    midway(files, lambda: setattr(files, "etags", {"x.safetensors": '"two"'}), after=30)
     module = bag(dict.fromkeys(NAMES, (64, 1024)), device="cpu")
     with pytest.raises(ReadError, match="already overwritten"):
         streamload.load_into(module, f"{files.url}/x.safetensors", workers=1)
