@@ -65,7 +65,7 @@ def find_in_hub_cache(path: str) -> str:
         return snapshot
     raise CheckpointNotFoundError(
         f"not in the local hub cache ({folder}); fetch it with `streamload download "
-        f"{path} DIR`, or pass a folder",
+        f"{path} DIR`, stream it with download=False, or pass a folder",
         path=path,
     )
 

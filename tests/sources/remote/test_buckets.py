@@ -266,7 +266,7 @@ def test_azure(site, tmp_path, monkeypatch):
 @pytest.mark.parametrize("address", ["gs://bucket/x.safetensors", "az://container/x.safetensors"])
 def test_settings_that_are_missing(monkeypatch, site, address):
     monkeypatch.setenv("GCE_METADATA_HOST", site.url.removeprefix("http://"))
-    with pytest.raises(CheckpointError, match="no credentials|cannot be used") as info:
+    with pytest.raises(CheckpointError, match=r"no credentials|cannot be used") as info:
         streamload.open_checkpoint(address, timeout_s=1)
     assert len(str(info.value).splitlines()) == 1
 

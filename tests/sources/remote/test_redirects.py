@@ -135,8 +135,7 @@ def test_a_name_that_becomes_private_is_not_followed(site, other, monkeypatch):
             for _, connection in file.site._transport._idle:
                 connection.cut()
         with pytest.raises(OSError, match="leads to a private address"):
-            for name in source.catalog:
-                source.tensor(name)
+            {name: source.tensor(name) for name in source.catalog}
 
 
 def test_a_private_address_that_the_user_named_is_read(site, other):
