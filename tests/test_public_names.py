@@ -25,8 +25,8 @@ SIGNATURES = {
     "load_transformers": "path * cls **options",
     "plan": "module path * mapping expected_layers **options",
     "iter_tensors": "path * names **options",
-    "open_checkpoint": "path",
-    "convert": "source path * names dtype max_shard_bytes progress",
+    "open_checkpoint": "path * timeout_s download",
+    "convert": "source path * names dtype max_shard_bytes timeout_s download progress",
     "export": "module path * mapping dtype max_shard_bytes",
     "generate": "model ids * max_new_tokens temperature top_k top_p seed stop_token",
     "empty_weights": "",
@@ -38,7 +38,15 @@ DEFAULTS = {
     "load_transformers": {"cls": None},
     "plan": {"mapping": "auto", "expected_layers": None},
     "iter_tensors": {"names": None},
-    "convert": {"names": "published", "dtype": None, "max_shard_bytes": None, "progress": None},
+    "convert": {
+        "names": "published",
+        "dtype": None,
+        "max_shard_bytes": None,
+        "timeout_s": None,
+        "download": None,
+        "progress": None,
+    },
+    "open_checkpoint": {"timeout_s": None, "download": None},
     "export": {"mapping": "auto", "dtype": None, "max_shard_bytes": None},
     "generate": {
         "temperature": 0.0,
@@ -50,7 +58,7 @@ DEFAULTS = {
 }
 OPTIONS = (
     "dtype device mode layout workers chunk_bytes strict layers prefix check_memory ties overflow "
-    "replicas cache progress on_layer quantize"
+    "replicas cache progress on_layer quantize timeout_s download"
 )
 
 

@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from streamload.planning.records import Plan
-from streamload.sources.companions import is_companion
-from streamload.sources.opening import open_file
+from streamload.sources.config.companions import is_companion
+from streamload.sources.files import open_file
 from streamload.sources.remote.side_files import read_companions
 from streamload.sources.remote.urls import is_url
 

@@ -11,8 +11,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from streamload.sources.files import LocalFile, OpenFile, identity_of
-from streamload.sources.opening import open_file
+from streamload.sources.files import OpenFile, ReadableFile, identity_of, open_file
 from streamload.sources.remote.urls import is_url
 
 # Read of a file to know it again; a hit in the cache must stay a matter of milliseconds.
@@ -48,7 +47,7 @@ def file_identity(path: str) -> tuple[object, ...]:
         CheckpointError, ReadError: the file cannot be read.
     """
     with open_file(path) as file:
-        if not isinstance(file, LocalFile):
+        if not isinstance(file, OpenFile):
             return file.identity
         sample = _sample(file)
     address = content_address(path)
@@ -57,7 +56,7 @@ def file_identity(path: str) -> tuple[object, ...]:
     return *identity_of(file.status), sample
 
 
-def _sample(file: OpenFile) -> str:
+def _sample(file: ReadableFile) -> str:
     """Of the file's beginning, where a header stands, and of blocks spread over it to its end."""
     size = file.size_bytes
     digest = hashlib.sha256(file.read(0, min(size, _HEAD_BYTES)))

@@ -11,8 +11,7 @@ from streamload.core.specs import Extent, Shape
 from streamload.core.wording import listed, plural, printable
 from streamload.sources.base import Source
 from streamload.sources.config.beside import adapter_beside, config_beside
-from streamload.sources.files import LocalFile, OpenFile
-from streamload.sources.opening import open_file
+from streamload.sources.files import OpenFile, ReadableFile, open_file
 from streamload.sources.remote.ahead import MOST_BYTES
 from streamload.sources.remote.remote_file import RemoteFile
 from streamload.system.descriptors import too_many_open
@@ -28,7 +27,7 @@ _T = TypeVar("_T")
 class BlockSource(Source):
     """A source whose bytes lie in open files: block reads and hints by extent."""
 
-    def __init__(self, path: str, files: Iterable[OpenFile]) -> None:
+    def __init__(self, path: str, files: Iterable[ReadableFile]) -> None:
         self.path = path
         self._files = {file.path: file for file in files}
         self._maps: dict[str, MappedFile] = {}
@@ -58,7 +57,7 @@ class BlockSource(Source):
         spec = self.catalog[name]
         if spec.file not in self._maps:
             file = self._files[spec.file]
-            if not isinstance(file, LocalFile):
+            if not isinstance(file, OpenFile):
                 return None
             self._maps[spec.file] = MappedFile(file)
         return self._maps[spec.file].tensor(spec, *(view or whole(spec)))
@@ -73,7 +72,7 @@ class BlockSource(Source):
     def allow_touching(self) -> None:
         """The files count as unchanged if only their ctime is another."""
         for file in self._files.values():
-            if isinstance(file, LocalFile):
+            if isinstance(file, OpenFile):
                 file.allow_touching()
 
     def received(self) -> tuple[int, int]:
@@ -96,7 +95,7 @@ class BlockSource(Source):
 
 
 def read_each(
-    paths: Iterable[str], read: Callable[[OpenFile], _T], opened: ExitStack, *, given: str
+    paths: Iterable[str], read: Callable[[ReadableFile], _T], opened: ExitStack, *, given: str
 ) -> list[_T]:
     """What ``read`` finds in each file; the files are ``opened``'s from then on.
 

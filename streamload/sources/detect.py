@@ -12,10 +12,10 @@ from streamload.core.options import AT_HAND, Reach
 from streamload.core.wording import printable
 from streamload.sources.base import Source
 from streamload.sources.config.beside import adapter_beside
+from streamload.sources.files import open_file
 from streamload.sources.folders import TORCH_ENDINGS, choose_files, names_in
 from streamload.sources.hub import find_in_hub_cache, hint, is_hub_name, meant_as_hub_name
 from streamload.sources.index import check_against_shards, read_index, shard_paths
-from streamload.sources.opening import open_file
 from streamload.sources.recognise import SNIFFED_BYTES, describe_folder, describe_start
 from streamload.sources.remote.urls import is_file_address, is_url, join, parent
 from streamload.sources.safetensors.safetensors_files import open_safetensors
@@ -83,6 +83,12 @@ def _open_remote(
     from streamload.sources.remote.registry import using
     from streamload.sources.remote.remote_folder import is_folder_at, site_for
 
+    if is_url(given) and (name := meant_as_hub_name(given)):
+        raise CheckpointNotFoundError(
+            f"is a page of the hub; the model is {name}: `streamload download {name} DIR` fetches "
+            "it, and with download=False it is streamed",
+            path=given,
+        )
     with using(site_for(given, reach)) as site:
         address = site.address
         if not is_file_address(address) and is_folder_at(address):

@@ -14,11 +14,14 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError, ReadError
+from streamload.sources.remote.urls import is_url
 from streamload.system.descriptors import LateFile, too_many_open
 from streamload.system.filesystems import reason_to_read
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from streamload.sources.remote.remote_file import RemoteFile
 
 # One system call moves at most 2 GiB - 4 KiB on Linux.
 _MAX_READ_BYTES = 1 << 30
@@ -33,8 +36,8 @@ _OPEN_FLAGS = (
 _CHANGED = "the file was changed or replaced while it was read; load it again"
 
 
-class OpenFile(ABC):
-    """A file that is read in ranges, wherever it is; ``open_file`` (opening) makes one.
+class ReadableFile(ABC):
+    """A file that is read in ranges, wherever it is; ``open_file`` makes one.
 
     Attributes:
         path: appears in messages and in ``Extent.file``.
@@ -85,7 +88,7 @@ class OpenFile(ABC):
         self.close()
 
 
-class LocalFile(LateFile, OpenFile):
+class OpenFile(LateFile, ReadableFile):
     """One regular file, for reading only; ``path`` is as it was given.
 
     Raises:
@@ -194,6 +197,21 @@ class LocalFile(LateFile, OpenFile):
             ) from error
         if not self._is_same(at_path):
             raise ReadError(_CHANGED, path=self.path, errno=errno.ESTALE)
+
+
+def open_file(path: str) -> OpenFile | RemoteFile:
+    """The file at a path or address.
+
+    Raises:
+        CheckpointNotFoundError: there is none.
+        CheckpointError: it is not a file that can be read, or a server refuses it.
+        MissingExtraError: a bucket is read with what the extra ``remote`` brings.
+    """
+    if not is_url(path):
+        return OpenFile(path)
+    from streamload.sources.remote.remote_file import RemoteFile
+
+    return RemoteFile(path)
 
 
 def _absent(path: str) -> str:

@@ -20,7 +20,7 @@ from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import ReadError
 from streamload.core.specs import Shape, TensorSpec, contiguous_strides
 from streamload.sources.blocks import torch_dtype
-from streamload.sources.files import LocalFile
+from streamload.sources.files import OpenFile
 
 # MAP_NORESERVE is not in the mmap module before Python 3.13; the number is Linux's.
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000) if sys.platform == "linux" else 0
@@ -32,7 +32,7 @@ class MappedFile:
     The file must not be cut while a tensor lives: the kernel then kills the process on access.
     """
 
-    def __init__(self, file: LocalFile) -> None:
+    def __init__(self, file: OpenFile) -> None:
         try:
             with file.descriptor() as descriptor:
                 found = os.fstat(descriptor).st_size

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any, NoReturn
 
 from streamload.core.errors import CheckpointError
-from streamload.sources.opening import open_file
+from streamload.sources.files import open_file
 
 _MAX_BYTES = 16 << 20
 # What a reader makes of JSON: bytes for each container, pair and value, about; and how many

@@ -20,7 +20,7 @@ from streamload.engine.threads import use_one_torch_thread
 from streamload.sources.addresses import Address
 from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of
-from streamload.sources.files import LocalFile
+from streamload.sources.files import OpenFile
 from streamload.sources.hub import folder_of
 from streamload.verifying.pieces import Piece, Segment, expected_digest, pieces_of
 from streamload.verifying.verify_report import DigestCheck, OddValues, VerifyReport
@@ -152,7 +152,7 @@ def _read_small_files(source: Source, reading: _Reading) -> None:
         address = expected_digest(path)
         if address is None or os.path.realpath(path) in weights or not os.path.isfile(path):
             continue
-        with LocalFile(path) as file:
+        with OpenFile(path) as file:
 
             def read_into(extent: Extent, buffer: memoryview, *, tensor: str | None) -> None:
                 file.read_into(extent.offset, buffer, tensor=tensor)

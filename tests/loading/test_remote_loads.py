@@ -18,7 +18,7 @@ from streamload.mapping.tables.registry import build_model
 from streamload.saving.cache.entries import list_cache
 from streamload.synthesis import synthesize
 from streamload.verifying import verify
-from tests.sources.remote.conftest import _nothing_of_the_users, site, tree  # noqa: F401
+from tests.support.remote import nothing_of_the_users, site, tree  # noqa: F401
 from tests.support.tiny import bag, same_bits, write
 
 MIB = 1 << 20

@@ -19,7 +19,7 @@ from streamload.core.errors import CheckpointError, ReadError, WriteError
 from streamload.core.specs import Catalog
 from streamload.core.wording import printable
 from streamload.saving.atomic import StagedFile, committing
-from streamload.sources.files import LocalFile, OpenFile, identity_of
+from streamload.sources.files import OpenFile, ReadableFile, identity_of
 from streamload.sources.small_files import loads_strictly
 
 _BLOCK_BYTES = 4 << 20
@@ -57,14 +57,14 @@ def _is_open_to_others(status: os.stat_result) -> bool:
     return hasattr(os, "geteuid") and bool(status.st_mode & _OTHERS)
 
 
-def open_own(path: str) -> LocalFile:
+def open_own(path: str) -> OpenFile:
     """A file of the cache, open, if nobody else can have written it.
 
     Raises:
         CheckpointNotFoundError: there is none.
         CheckpointError: it is no plain file, a link, or others could have written it.
     """
-    file = LocalFile(path)
+    file = OpenFile(path)
     fault = _owner_fault(file.status)
     if not fault and _is_open_to_others(file.status):
         fault = f"others can write to it (mode {stat.S_IMODE(file.status.st_mode):04o})"
@@ -85,7 +85,7 @@ def note_path(path: str) -> str:
     return os.path.join(folder, f".{name}.checked")
 
 
-def is_known_good(file: LocalFile) -> bool:
+def is_known_good(file: OpenFile) -> bool:
     """True if the entry is as it was when its checksums were last known to be right."""
     try:
         with open_own(note_path(file.path)) as note:
@@ -123,7 +123,7 @@ def remove_note(path: str) -> None:
         os.unlink(note_path(path))
 
 
-def wrong_sums(file: OpenFile, catalog: Catalog, sums: Mapping[str, str]) -> Iterator[str]:
+def wrong_sums(file: ReadableFile, catalog: Catalog, sums: Mapping[str, str]) -> Iterator[str]:
     """Read all of an entry; a line for each tensor whose bytes do not fit its checksum.
 
     Raises:

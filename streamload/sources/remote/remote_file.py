@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError, ReadError
-from streamload.sources.files import OpenFile
+from streamload.sources.files import ReadableFile
 from streamload.sources.remote.answers import RefusedError
 from streamload.sources.remote.registry import find_site, leave_site
 from streamload.sources.remote.sites import ChangedError, Site, TooLongError
@@ -14,7 +14,7 @@ from streamload.sources.remote.urls import parse_url
 _NUMBERS = {ChangedError: errno.ESTALE, TooLongError: errno.ETIMEDOUT}
 
 
-class RemoteFile(OpenFile):
+class RemoteFile(ReadableFile):
     """A file at an address; ``path`` is that without what is secret.
 
     Every range that is read is of the version that was there when it was opened.

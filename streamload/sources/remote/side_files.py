@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError
 from streamload.core.options import AT_HAND, Reach
-from streamload.sources.companions import USUAL_NAMES, is_companion
+from streamload.sources.config.companions import USUAL_NAMES, is_companion
+from streamload.sources.files import open_file
 from streamload.sources.hub import find_in_hub_cache, folder_of, is_hub_name
-from streamload.sources.opening import open_file
 from streamload.sources.remote.registry import find_site, leave_site, using
 from streamload.sources.remote.urls import is_url, join, parse_url
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from streamload.core.errors import ReadError
 from streamload.core.specs import Catalog, TensorSpec
 from streamload.sources.block_source import BlockSource, join_files, read_each
-from streamload.sources.files import LocalFile, OpenFile
+from streamload.sources.files import OpenFile, ReadableFile
 from streamload.sources.safetensors.header import is_encodable, read_header
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def open_safetensors(
 class SafetensorsSource(BlockSource):
     """A safetensors checkpoint of one or more files."""
 
-    def __init__(self, path: str, files: Sequence[OpenFile], catalog: Catalog) -> None:
+    def __init__(self, path: str, files: Sequence[ReadableFile], catalog: Catalog) -> None:
         super().__init__(path, files)
         self.catalog = catalog
         self._readers: dict[str, Any] = {}
@@ -61,7 +61,7 @@ class SafetensorsSource(BlockSource):
 
         spec = self.catalog[name]
         file = self._files[spec.file]
-        if not isinstance(file, LocalFile) or not is_encodable(spec.file):
+        if not isinstance(file, OpenFile) or not is_encodable(spec.file):
             return self._read(spec)  # ``safe_open`` refuses such paths
         file.check_unchanged()
         try:

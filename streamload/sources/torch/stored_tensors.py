@@ -16,7 +16,7 @@ from streamload.sources.torch.zip_archive import inflated
 if TYPE_CHECKING:
     import torch
 
-    from streamload.sources.files import OpenFile
+    from streamload.sources.files import ReadableFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def place(
     return StoredTensor(spec, span, strides, record.conj, record.neg, swapped, deflated)
 
 
-def read_values(file: OpenFile, stored: StoredTensor) -> torch.Tensor:
+def read_values(file: ReadableFile, stored: StoredTensor) -> torch.Tensor:
     """The tensor's values, contiguous, in memory of their own.
 
     Raises:
@@ -152,7 +152,7 @@ def read_values(file: OpenFile, stored: StoredTensor) -> torch.Tensor:
     return values.clone(memory_format=torch.contiguous_format)
 
 
-def _unpacked(file: OpenFile, stored: StoredTensor, storage: Region) -> bytearray:
+def _unpacked(file: ReadableFile, stored: StoredTensor, storage: Region) -> bytearray:
     """The bytes of the tensor's span, out of its compressed storage."""
     assert storage.deflated_nbytes is not None
     packed = file.read(storage.offset, storage.deflated_nbytes)

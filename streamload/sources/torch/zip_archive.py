@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from streamload.core.errors import CheckpointError
-from streamload.sources.files import OpenFile
+from streamload.sources.files import ReadableFile
 
 _END = struct.Struct("<4sHHHHIIH")
 _END64 = struct.Struct("<4sQHHIIQQQQ")
@@ -56,7 +56,7 @@ class Record:
 class Archive:
     """An open zip archive: its records by name; their bytes end before ``end``."""
 
-    file: OpenFile
+    file: ReadableFile
     records: Mapping[bytes, Record]
     end: int
 
@@ -119,7 +119,7 @@ class Archive:
         return data
 
 
-def read_archive(file: OpenFile) -> Archive:
+def read_archive(file: ReadableFile) -> Archive:
     """The records of a zip archive, from its directory alone.
 
     Raises:
@@ -139,7 +139,7 @@ def read_archive(file: OpenFile) -> Archive:
     return Archive(file, records, start)
 
 
-def _find_directory(file: OpenFile) -> tuple[int, int, int]:
+def _find_directory(file: ReadableFile) -> tuple[int, int, int]:
     """Entries, bytes and offset of the directory."""
     tail_start = max(0, file.size_bytes - _END.size - _MAX_COMMENT_BYTES)
     tail = file.read(tail_start, file.size_bytes - tail_start)

@@ -13,8 +13,8 @@ import streamload
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError, MissingExtraError
 from streamload.sources.remote import ahead
 from tests.sources.conformance import SourceConformance
-from tests.sources.remote.conftest import tree
 from tests.sources.remote.test_web_source import EXPECTED, write_shards
+from tests.support.remote import tree
 from tests.support.tiny import gpt2_tensors, same_bits, write, write_gpt2
 
 obstore = pytest.importorskip("obstore")

@@ -6,8 +6,8 @@ import pytest
 
 import streamload
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError
-from tests.sources.remote.conftest import tree
 from tests.support.loopback import Site, serve
+from tests.support.remote import tree
 from tests.support.tiny import gpt2_tensors, same_bits, write_gpt2
 
 COMMIT = "c0ffee" + "0" * 34

@@ -7,8 +7,8 @@ import pytest
 import streamload
 from streamload.core.errors import CheckpointError
 from streamload.sources.remote.guarding import is_public
-from tests.sources.remote.conftest import tree
 from tests.support.loopback import Site, serve
+from tests.support.remote import tree
 from tests.support.tiny import gpt2_tensors, write
 
 FILE = "x.safetensors"

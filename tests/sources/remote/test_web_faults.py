@@ -9,7 +9,7 @@ import torch
 import streamload
 from streamload.core.errors import CheckpointError, ReadError, StreamloadError
 from streamload.sources.remote import ahead
-from tests.sources.remote.conftest import tree
+from tests.support.remote import tree
 from tests.support.tiny import bag, same_bits, write
 
 NAMES = [f"part.{n}" for n in range(12)]

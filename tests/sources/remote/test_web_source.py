@@ -9,7 +9,7 @@ import streamload
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError
 from streamload.sources.torch.torch_files import TorchSource
 from tests.sources.conformance import SourceConformance
-from tests.sources.remote.conftest import tree
+from tests.support.remote import tree
 from tests.support.tiny import GPT2_CONFIG, gpt2_tensors, same_bits, write, write_gpt2
 
 EXPECTED = {
