@@ -2,11 +2,12 @@
 
 import http.server
 import random
+import socket
 import threading
 import time
 import urllib.parse
 from collections import defaultdict
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 
@@ -51,6 +52,7 @@ class Site:
     content_range: object = "bytes {}-{}/{}".format
     random: object = field(default_factory=lambda: random.Random(7))
     sent: list = field(default_factory=lambda: [0.0])
+    over: threading.Event = field(default_factory=threading.Event)
     headers: list = field(default_factory=list)
     requests: list = field(default_factory=list)
     url: str = ""
@@ -135,7 +137,7 @@ def serve(site):
                         self.hold_back(min(step, len(view) - at))
                     self.wfile.write(view[at : at + step])
                     if site.pause_s:
-                        threading.Event().wait(site.pause_s)
+                        site.over.wait(site.pause_s)
             except OSError:
                 self.close_connection = True
             if cut is not None or path in site.lengths:
@@ -145,7 +147,7 @@ def serve(site):
             with lock:
                 site.sent[0] = max(site.sent[0], time.monotonic()) + count / site.rate
                 until = site.sent[0]
-            time.sleep(max(until - time.monotonic(), 0))
+            site.over.wait(max(until - time.monotonic(), 0))
 
     class Server(http.server.ThreadingHTTPServer):
         daemon_threads = True
@@ -153,6 +155,14 @@ def serve(site):
         def handle_error(self, *args):
             """Clients that go away are part of the tests."""
 
+        def process_request_thread(self, request, address):
+            open_ones.add(request)
+            try:
+                super().process_request_thread(request, address)
+            finally:
+                open_ones.discard(request)
+
+    open_ones = set()
     lock = threading.Lock()
     server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
@@ -163,4 +173,11 @@ def serve(site):
     finally:
         server.shutdown()
         server.server_close()
+        site.over.set()
+        until = time.monotonic() + 5
+        while open_ones and time.monotonic() < until:  # later tests count descriptors
+            for request in list(open_ones):
+                with suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
+            time.sleep(0.002)
         thread.join()

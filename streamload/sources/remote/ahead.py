@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -24,10 +25,11 @@ class _Piece:
     path: str
     start: int
     stop: int
-    data: bytearray = field(default_factory=bytearray, repr=False)
+    memory: mmap.mmap | None = field(default=None, repr=False)
     error: BaseException | None = None
     is_there: bool = False
     left: int = 0
+    readers: int = 0
 
 
 class Ahead:
@@ -39,6 +41,7 @@ class Ahead:
         self._pending: deque[_Piece] = deque()
         self._pieces: list[_Piece] = []
         self._threads: list[threading.Thread] = []
+        self._unused: list[mmap.mmap] = []
         self._is_closed = False
 
     def want(self, path: str, start: int, stop: int) -> None:
@@ -74,20 +77,24 @@ class Ahead:
                 count = self._claim(path, start, start + buffer.nbytes) - start
             else:
                 self._news.wait_for(lambda: piece.is_there or self._is_closed)
+                count = min(piece.stop - start, buffer.nbytes)
                 if piece.error is not None:
                     self._drop(piece)
                     raise piece.error
-        if piece is None or not piece.is_there:
-            count = count if piece is None else min(piece.stop - start, buffer.nbytes)
+                piece.readers += 1
+        if piece is None or piece.memory is None:
             self._fetch(path, start, buffer[:count])
             return count
-        count = min(piece.stop - start, buffer.nbytes)
         begin = start - piece.start
-        buffer[:count] = memoryview(piece.data)[begin : begin + count]
+        with memoryview(piece.memory) as whole:
+            buffer[:count] = whole[begin : begin + count]
         with self._news:
+            piece.readers -= 1
             piece.left -= count
             if piece.left <= 0:
                 self._drop(piece)
+            else:
+                self._reuse(piece)
         return count
 
     def stop(self) -> None:
@@ -102,6 +109,7 @@ class Ahead:
         for thread in self._threads:
             end_thread(thread)
         self._pieces.clear()
+        self._unused.clear()
 
     def _holder(self, path: str, start: int, pieces: Iterable[_Piece]) -> _Piece | None:
         return next((p for p in pieces if p.path == path and p.start <= start < p.stop), None)
@@ -138,6 +146,13 @@ class Ahead:
         if piece in self._pieces:
             self._pieces.remove(piece)
             self._news.notify_all()
+        self._reuse(piece)
+
+    def _reuse(self, piece: _Piece) -> None:
+        """Have the next piece use the memory of one that is dropped, once nobody reads it."""
+        if piece.memory is not None and not piece.readers and piece not in self._pieces:
+            self._unused.append(piece.memory)
+            piece.memory = None
 
     def _work(self) -> None:
         while True:
@@ -150,11 +165,15 @@ class Ahead:
                 piece = self._pending.popleft()
                 piece.left = piece.stop - piece.start
                 self._pieces.append(piece)
+                # Not from the allocator, whose arenas keep what each thread once had.
+                memory = self._unused.pop() if self._unused else mmap.mmap(-1, PIECE_BYTES)
             try:
-                piece.data = bytearray(piece.left)
-                self._fetch(piece.path, piece.start, memoryview(piece.data))
+                with memoryview(memory) as whole:
+                    self._fetch(piece.path, piece.start, whole[: piece.left])
             except BaseException as error:
                 piece.error = error  # raised where the bytes are asked for
             with self._news:
-                piece.is_there = True
+                piece.memory, piece.is_there = memory, True
+                if piece not in self._pieces:
+                    self._reuse(piece)
                 self._news.notify_all()
