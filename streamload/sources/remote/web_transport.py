@@ -215,11 +215,24 @@ class WebAnswer(Answer):
     def read_some(self, buffer: memoryview, wait_s: float) -> int:
         try:
             self._connection.wait(wait_s)
-            data = self._response.read1(buffer.nbytes)
+            return self._read_once(buffer)
         except (OSError, http.client.HTTPException) as error:
             raise broken(error) from error
-        buffer[: len(data)] = data
-        return len(data)
+
+    def _read_once(self, buffer: memoryview) -> int:
+        """What arrives at once: ``readinto`` would wait for all, however slowly it comes."""
+        answer = self._response
+        if answer.chunked or answer.length is None:
+            data = answer.read1(buffer.nbytes)
+            buffer[: len(data)] = data
+            return len(data)
+        if not answer.length:
+            return 0
+        count = answer.fp.readinto1(buffer[: answer.length])
+        answer.length -= count
+        if not answer.length:
+            answer.read()  # it ends here, and the connection may be used again
+        return count
 
     def close(self) -> None:
         if self._response.isclosed() and not self._response.will_close:
