@@ -25,8 +25,9 @@ SIGNATURES = {
     "load_transformers": "path * cls **options",
     "plan": "module path * mapping expected_layers **options",
     "iter_tensors": "path * names **options",
-    "open_checkpoint": "path",
-    "convert": "source path * names dtype max_shard_bytes prefix progress",
+    "open_checkpoint": "path * timeout_s download",
+    "convert": "source path * names dtype max_shard_bytes prefix adapter timeout_s download "
+    "progress",
     "export": "module path * mapping dtype max_shard_bytes",
     "generate": "model ids * max_new_tokens temperature top_k top_p seed stop_token",
     "empty_weights": "",
@@ -43,8 +44,12 @@ DEFAULTS = {
         "dtype": None,
         "max_shard_bytes": None,
         "prefix": None,
+        "adapter": None,
+        "timeout_s": None,
+        "download": None,
         "progress": None,
     },
+    "open_checkpoint": {"timeout_s": None, "download": None},
     "export": {"mapping": "auto", "dtype": None, "max_shard_bytes": None},
     "generate": {
         "temperature": 0.0,
@@ -56,7 +61,7 @@ DEFAULTS = {
 }
 OPTIONS = (
     "dtype device mode layout workers chunk_bytes ring_bytes strict layers prefix check_memory "
-    "ties overflow replicas cache progress on_layer quantize"
+    "ties overflow replicas cache progress on_layer quantize adapter timeout_s download"
 )
 
 

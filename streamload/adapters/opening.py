@@ -33,7 +33,7 @@ def open_values(
         module: what is loaded into; what it takes as it is stored is not decoded.
         keeps_encoded: all is given out as it is stored, if nobody asks for numbers.
     """
-    with open_layers(path, settings.layers, settings.prefix) as stored:
+    with open_layers(path, settings.layers, settings.prefix, settings.reach) as stored:
         if keeps_encoded and settings.dtype is None and not settings.adapter:
             plain = as_stored(stored)
         else:

@@ -25,7 +25,8 @@ _CLICKS_OWN = (click.ClickException, click.exceptions.Exit, click.Abort, SystemE
 # Keyword arguments as the library's messages spell them; not inside a path or a quoted name.
 _ARGUMENT = re.compile(
     r"(?<![\w/.=\-'\"])(dtype|mode|layout|device|ties|overflow|replicas|quantize|prefix|workers|"
-    r"layers|base_url|chunk_bytes|ring_bytes|max_shard_bytes|top_k|force|cache|check_memory|strict)="
+    r"layers|base_url|chunk_bytes|ring_bytes|max_shard_bytes|top_k|force|cache|check_memory|strict|"
+    r"timeout_s|download)="
     r"(True(?: \(--force\))?|False|'[^']*'|[\w.:]*)"
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,7 +25,7 @@ def load_model(path: str, *, by_transformers: bool, **options: Any) -> Loaded:
     """Load a checkpoint into its reference model, else into transformers' class if it is there."""
     import streamload
 
-    if by_transformers or _is_only_theirs(path):
+    if by_transformers or _is_only_theirs(path, options):
         return streamload.load_transformers(path, **options)
     from streamload.loading.ahead import ahead_of_load, let_go
 
@@ -41,18 +42,19 @@ def plan_model(path: str, *, by_transformers: bool, **options: Any) -> Plan:
     from streamload.loading.calls import plan_checkpoint
     from streamload.loading.transformers_load import plan_transformers
 
-    if by_transformers or _is_only_theirs(path):
+    if by_transformers or _is_only_theirs(path, options):
         return plan_transformers(path, **options)
     return plan_checkpoint(path, **options)
 
 
-def _is_only_theirs(path: str) -> bool:
+def _is_only_theirs(path: str, options: Mapping[str, Any]) -> bool:
     from streamload.mapping.tables.registry import known_model_types
     from streamload.sources.detect import open_checkpoint
 
     if not is_installed():
         return False
-    with open_checkpoint(path) as source:
+    reach = {name: options.get(name) for name in ("timeout_s", "download")}
+    with open_checkpoint(path, **reach) as source:
         config, _ = source.config()
     known = known_model_types(with_model=True)
     return bool(config) and (config or {}).get("model_type") not in known

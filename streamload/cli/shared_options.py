@@ -35,6 +35,20 @@ max_shard_bytes_option = click.option(
     "--max-shard-bytes", type=BYTES, help="Split into files of at most this size."
 )
 prefix_option = click.option("--prefix", help="Only names that start with it; it is removed.")
+_REACH_OPTIONS = (
+    click.option(
+        "--timeout-s",
+        type=click.FloatRange(min=0.0, min_open=True),
+        help="How long to wait for what a server was asked for, all attempts. [default: 60]",
+    ),
+    click.option(
+        "--no-download",
+        "download",
+        flag_value=False,
+        default=None,
+        help="Stream hf:ORG/NAME from the hub if it is not in the local cache.",
+    ),
+)
 _MODES = (
     "stream: memory of its own. map: views of the file, ready at once. auto: map where that is "
     "safe, else stream. [default: auto]"
@@ -66,12 +80,20 @@ _LOAD_OPTIONS = (
     _switch("cache", "Keep a converted copy and use it."),
     _choice("--quantize", ("int8",), "Quantise linear layers while they stream in (weight only)."),
     adapter_option,
+    *_REACH_OPTIONS,
 )
 
 
 def load_options(function: F) -> F:
     """The options of ``streamload.load``; the command takes them as ``**options``."""
     for option in reversed(_LOAD_OPTIONS):
+        function = option(function)
+    return function
+
+
+def reach_options(function: F) -> F:
+    """``--timeout-s`` and ``--no-download``; the command takes ``timeout_s`` and ``download``."""
+    for option in reversed(_REACH_OPTIONS):
         function = option(function)
     return function
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from streamload.core.wording import listed, printable, printable_lines
+from streamload.core.wording import listed, printable, printable_lines, without_secrets
 
 if TYPE_CHECKING:
     from streamload.core.report import LoadReport
@@ -80,10 +80,11 @@ class _LocatedError(StreamloadError):
         path: str | os.PathLike[str] | None = None,
         tensor: str | None = None,
     ) -> None:
-        where = "" if path is None else f"{printable(path)}: "
+        shown = None if path is None else without_secrets(os.fspath(path))
+        where = "" if shown is None else f"{printable(shown)}: "
         which = "" if tensor is None else f"tensor {tensor!r}: "
         super().__init__(f"{where}{which}{message}")
-        self.path = None if path is None else os.fspath(path)
+        self.path = shown
         self.tensor = tensor
 
     def __str__(self) -> str:

@@ -53,6 +53,9 @@ class LoadOptions(TypedDict, total=False):
         quantize: ``"int8"``, weight only, while streaming (extra ``int8``).
         adapter: a folder with a LoRA adapter of PEFT, or several, merged one after the other into
             the weights as these are read: computed in float32 and rounded once.
+        timeout_s: how long to wait for what a server was asked for (2 MiB at most), all attempts
+            included; default 60.
+        download: False streams ``hf:ORG/NAME`` from the hub if it is not in the local cache.
     """
 
     dtype: torch.dtype | str | None
@@ -74,6 +77,19 @@ class LoadOptions(TypedDict, total=False):
     on_layer: Callable[[int | None, dict[str, torch.Tensor]], object] | None
     quantize: str | None
     adapter: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
+    timeout_s: float | None
+    download: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far to go for a checkpoint: see ``timeout_s`` and ``download`` of LoadOptions."""
+
+    timeout_s: float | None = None
+    download: bool | None = None
+
+
+AT_HAND = Reach()
 
 
 @dataclass(frozen=True)
@@ -99,11 +115,17 @@ class Settings:
     on_layer: Callable[[int | None, dict[str, torch.Tensor]], object] | None = None
     quantize: str | None = None
     adapter: tuple[str, ...] = ()
+    timeout_s: float | None = None
+    download: bool | None = None
     renumber: bool = False
     expected_layers: int | None = None
 
     staging_bytes: int = 32 << 20
     chunk_is_given: bool = True
+
+    @property
+    def reach(self) -> Reach:
+        return Reach(self.timeout_s, self.download)
 
     @property
     def maps(self) -> bool:
@@ -136,6 +158,7 @@ _MOST_DEVICE_WORKERS = 16
 SLOT_BYTES = 16 << 20
 _LEAST_SLOTS = 12
 _SLOTS_BESIDE_WORKERS = 4
+_LONGEST_S = 1_000_000
 
 
 def settings_from(options: Mapping[str, Any], mode: str = "stream") -> Settings:
@@ -165,6 +188,7 @@ def settings_from(options: Mapping[str, Any], mode: str = "stream") -> Settings:
     values["chunk_bytes"] = _positive("chunk_bytes", values.get("chunk_bytes"), default)
     default = SLOT_BYTES * slots_for(workers)
     values["ring_bytes"] = _positive("ring_bytes", values.get("ring_bytes"), default)
+    values["timeout_s"] = seconds("timeout_s", values.get("timeout_s"))
     return Settings(**values)
 
 
@@ -223,6 +247,22 @@ def _paths(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)):
         raise TypeError(f"{name} must be a path or a list of paths, not {value!r}")
     return tuple(os.fsdecode(path) for path in value)
+
+
+def seconds(name: str, value: Any) -> float | None:
+    """A number of seconds as given, or None.
+
+    Raises:
+        TypeError: not a number.
+        ValueError: not positive, or without end.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number of seconds, not {value!r}")
+    if not 0 < value < _LONGEST_S:
+        raise ValueError(f"{name} must be more than 0 and less than {_LONGEST_S}, not {value}")
+    return float(value)
 
 
 def _positive(name: str, value: Any, default: int) -> int:

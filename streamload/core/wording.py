@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
+
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(?:[^/?#]*@)?([^?#]*)(?:[?#].*)?", re.DOTALL)
+
+
+def without_secrets(path: str) -> str:
+    """An address without user part and query, which may hold credentials; other paths as given."""
+    match = _ADDRESS.fullmatch(path)
+    return match[1] + match[2] if match else path
 
 
 def printable(text: str | bytes | os.PathLike[str]) -> str:

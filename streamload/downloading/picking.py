@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from streamload.saving.extras import is_companion
+from streamload.sources.config.companions import is_companion
 from streamload.sources.folders import INDEXES, NOT_WEIGHTS, PART_OF, TORCH_ENDINGS
 
 _BESIDE = ("config.json", "params.json")

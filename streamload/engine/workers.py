@@ -101,6 +101,7 @@ class WorkerPool:
 
     def _halt(self) -> None:
         self._stop.set()
+        self._source.interrupt()
         self._feed.stop()
 
     def _work(self) -> None:

@@ -35,6 +35,7 @@ from streamload.planning.devices import device_of
 from streamload.planning.records import Plan, Targets, TargetSpec
 from streamload.sources.base import Source
 from streamload.sources.config.companion_folder import config_folder
+from streamload.sources.remote.urls import is_url
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ def empty_model(
         if not quantisation(config):  # the weights are decoded: the plain class takes them
             vars(own).pop("quantization_config", None)
         settled = settle_dtype(own, _torch_dtype(dtype), first)
-        own.name_or_path = folder
+        own.name_or_path = path if is_url(path) else folder
         model = built(model_class, own, settled)
     except Exception as error:  # whatever the library's code does with such a configuration
         text = str(error).strip().partition("\n")[0]

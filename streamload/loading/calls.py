@@ -16,11 +16,9 @@ from streamload.core.errors import PlanError
 from streamload.core.options import LoadOptions, settings_from
 from streamload.core.report import LoadReport
 from streamload.core.wording import listed, printable
-from streamload.loading.budget import measured
 from streamload.loading.building import build
-from streamload.loading.larger import measured_for
-from streamload.loading.resolving import plan_load, resolve
-from streamload.loading.running import Run, run
+from streamload.loading.resolving import resolve
+from streamload.loading.running import Run, plan_only, run
 from streamload.mapping.binding import Mapper
 from streamload.module.commit import OnAssign, commit
 from streamload.planning.explaining import exact_notices, scale_notices
@@ -168,15 +166,14 @@ def plan(
     pause = without_collections(_MANY)
     with pause, open_values(path, settings, module=module) as source:
         job = resolve(source, module, settings, _config(mapping, source), mapping)
-        return measured(plan_load(job))
+        return plan_only(job)
 
 
 def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Plan:
     """What ``load`` would do; reads headers only."""
     settings = settings_from(options, mode="auto")
     with open_values(path, settings) as source:
-        model, _, job = build(source, settings)
-        return measured_for(plan_load(job), model)
+        return plan_only(build(source, settings)[2], attaches=True)
 
 
 def _config(mapping: str | Mapper, source: Source) -> dict[str, Any] | None:

@@ -62,7 +62,7 @@ def iter_tensors(
     if settings.adapter:
         raise TypeError("iter_tensors takes no adapter: load_state_dict merges one")
     settings = settled(settings)
-    source = open_layers(path, None, settings.prefix)
+    source = open_layers(path, None, settings.prefix, settings.reach)
     try:
         if settings.dtype is not None:
             source = decoded(source)

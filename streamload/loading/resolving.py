@@ -185,7 +185,7 @@ def _plan(job: Job) -> Plan:
         source=job.source.path,
         binding=job.binding,
     )
-    plan = plan.with_transient(job.transient_bytes)
+    plan = plan.with_transient(job.transient_bytes + job.source.buffer_bytes)
     if job.theirs is not None:
         plan = replace(plan, model_type=job.theirs.model.config.model_type)
     plan = replace(plan, findings=()).noticed(*job.notices).with_findings(*plan.findings)
@@ -196,6 +196,11 @@ def _plan(job: Job) -> Plan:
     if job.module is not None and job.targets is not None:
         plan = plan.with_findings(*wrapper_problems(job.targets, plan))
     problems = problems or _unholdable(plan)
+    if settings.mode == "map" and job.source.is_remote:
+        problems.append(
+            "mode='map' needs a file on this machine: cache=True keeps a local copy that later "
+            "loads map, and streamload convert or download makes one"
+        )
     if job.module is not None:
         problems += in_place_problems(job.module, plan)
     hook = "on_layer" if settings.on_layer is not None else ""

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from streamload.core.report import LoadReport
+from streamload.core.wording import format_bytes, plural
 from streamload.engine.execute import Execution, execute
 from streamload.engine.lanes.choice import lane_for
 from streamload.loading.budget import check_memory, is_cache_in_the_way, measured
-from streamload.loading.larger import Larger, larger_than_memory, opened, told
+from streamload.loading.larger import Larger, larger_than_memory, measured_for, opened, told
 from streamload.loading.resolving import Job, hook_for, plan_load
 from streamload.module.extra_state import OwnCode
 from streamload.module.targets import existing_tensors
@@ -39,6 +40,20 @@ class Run:
     report: LoadReport
     own: OwnCode
     larger: Larger | None = None
+
+
+def plan_only(job: Job, *, attaches: bool = False) -> Plan:
+    """The plan of a load that is not carried out, with what memory there is now.
+
+    ``attaches``: see ``run``.
+    """
+    plan = plan_load(job)
+    plan = measured_for(plan, job.module) if attaches else measured(plan)
+    if not job.source.is_remote:
+        return plan
+    nbytes, answers = job.source.received()
+    received = f"{format_bytes(nbytes)} in {plural(answers, 'answer')}"
+    return plan.noticed(f"only headers and small files were read: {received}")
 
 
 def run(job: Job, *, attaches: bool = False) -> Run:

@@ -14,9 +14,8 @@ from streamload.core.options import LoadOptions, Settings, settings_from
 from streamload.hf.library import set_generation
 from streamload.hf.their_models import empty_model
 from streamload.loading.calls import Loaded
-from streamload.loading.larger import measured_for
-from streamload.loading.resolving import Job, plan_load, resolve, with_default_dtype
-from streamload.loading.running import run
+from streamload.loading.resolving import Job, resolve, with_default_dtype
+from streamload.loading.running import plan_only, run
 from streamload.module.commit import commit
 from streamload.module.empty_weights import empty_weights
 from streamload.planning.records import Plan
@@ -96,8 +95,7 @@ def plan_transformers(path: str | os.PathLike[str], **options: Unpack[Transforme
     """What ``load_transformers`` would do; reads headers only."""
     settings, key_mapping = _settings(options)
     with open_values(path, settings) as source:
-        job = build_theirs(source, settings, None, key_mapping)
-        return measured_for(plan_load(job), job.module)
+        return plan_only(build_theirs(source, settings, None, key_mapping), attaches=True)
 
 
 def _settings(options: Mapping[str, Any]) -> tuple[Settings, Mapping[str, str] | None]:

@@ -44,6 +44,8 @@ def survey(path: str, *, dtype: str | None = None) -> Survey:
         CheckpointError, PlanError: as ``streamload.load``.
     """
     with open_checkpoint(path) as source:
+        if source.is_remote:
+            raise CheckpointError("bench measures checkpoints on this machine", path=source.path)
         source.config()  # raises for a damaged configuration
         why = None
         try:

@@ -41,6 +41,8 @@ def convert(
     max_shard_bytes: int | None = None,
     prefix: str | None = None,
     adapter: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    timeout_s: float | None = None,
+    download: bool | None = None,
     progress: Callable[[int, int, str], object] | None = None,
 ) -> ExportReport:
     """Write a checkpoint anew as safetensors, in bounded memory whatever its size.
@@ -62,6 +64,8 @@ def convert(
         max_shard_bytes: tensor data in one file, at most; a folder only.
         prefix: only stored names under it, taken off.
         adapter: LoRA adapters that are merged into the weights; see LoadOptions.
+        timeout_s: how long to wait for a server; see LoadOptions.
+        download: False streams from the hub what its cache has not; see LoadOptions.
         progress: called as progress(done_bytes, total_bytes, name).
 
     Returns:
@@ -76,7 +80,8 @@ def convert(
     if names not in ("published", "local"):
         raise ValueError(f"names must be 'published' or 'local', not {names!r}")
     start_s = time.perf_counter()
-    options = settings_from({"dtype": dtype, "adapter": adapter})
+    reach = {"timeout_s": timeout_s, "download": download}
+    options = settings_from({"dtype": dtype, "adapter": adapter, **reach})
     max_shard_bytes = bound_of_shards(max_shard_bytes)
     target = os.fsdecode(path)
     from streamload.hf.their_exports import plan_their_conversion  # brings torch
@@ -177,7 +182,9 @@ def _about(source: Source, names: str, path: str, extras: Mapping[str, bytes]) -
             "names='published' (--names published)"
         )
     folder = folder_of(source.path)
-    if _is_file(path) or os.path.isfile(source.path) or os.path.samefile(folder, path):
+    if source.is_remote or _is_file(path) or os.path.isfile(source.path):
+        return
+    if os.path.samefile(folder, path):
         return
     weights = set(map(os.path.basename, source.files))
     indexes = {name for name in os.listdir(folder) if name.endswith(".index.json")}

@@ -5,21 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Mapping
-from fnmatch import fnmatchcase
 from typing import Any
 
 from streamload.planning.records import Plan
-from streamload.sources.files import OpenFile
+from streamload.sources.config.companions import is_companion
+from streamload.sources.files import open_file
+from streamload.sources.remote.side_files import read_companions
+from streamload.sources.remote.urls import is_url
 
-# Files beside the weights that say how to use the model: the tokenizer's, the processors',
-# generation's. A pattern stands for names in one folder.
-_COMPANIONS = (
-    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model*", "*_tokenizer.json"),
-    *("special_tokens_map.json", "added_tokens.json", "tekken.json", "*.tiktoken"),
-    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model"),
-    *("*processor_config.json", "chat_template*", "additional_chat_templates/*"),
-    "generation_config.json",
-)
 _MAX_BYTES = 64 << 20
 
 
@@ -36,20 +29,14 @@ def config_text(config: Mapping[str, Any], plan: Plan) -> bytes:
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
-def is_companion(name: str) -> bool:
-    """True for a file, relative to the checkpoint's folder, that comes along with the weights."""
-    return any(
-        fnmatchcase(name, pattern) and name.count("/") == pattern.count("/")
-        for pattern in _COMPANIONS
-    )
-
-
 def companions(folder: str, target: str) -> dict[str, bytes]:
     """The companions in ``folder``, as far as they are not in ``target`` as the same files.
 
     Raises:
         CheckpointError, ReadError: one of them cannot be read.
     """
+    if is_url(folder):
+        return read_companions(folder)
     found: dict[str, bytes] = {}
     for name in filter(is_companion, _files_below(folder)):
         path, there = os.path.join(folder, name), os.path.join(target, name)
@@ -57,7 +44,7 @@ def companions(folder: str, target: str) -> dict[str, bytes]:
             continue
         if os.path.exists(there) and os.path.samefile(path, there):
             continue
-        with OpenFile(path) as file:
+        with open_file(path) as file:
             found[name] = file.read(0, file.size_bytes)
     return found
 

@@ -11,7 +11,8 @@ import os
 import re
 from dataclasses import dataclass
 
-from streamload.sources.files import OpenFile, identity_of
+from streamload.sources.files import OpenFile, ReadableFile, identity_of, open_file
+from streamload.sources.remote.urls import is_url
 
 # Read of a file to know it again; a hit in the cache must stay a matter of milliseconds.
 _HEAD_BYTES = 256 << 10
@@ -30,6 +31,8 @@ class Address:
 
 def content_address(path: str) -> Address | None:
     """The content address of a file in a hub cache, or of a link to one; None for others."""
+    if is_url(path):
+        return None
     folder, name = os.path.split(os.path.realpath(path))
     kind = _KINDS.get(len(name)) if re.fullmatch(r"[0-9a-f]+", name) else None
     return Address(kind, name) if kind and os.path.basename(folder) == "blobs" else None
@@ -43,7 +46,9 @@ def file_identity(path: str) -> tuple[object, ...]:
     Raises:
         CheckpointError, ReadError: the file cannot be read.
     """
-    with OpenFile(path) as file:
+    with open_file(path) as file:
+        if not isinstance(file, OpenFile):
+            return file.identity
         sample = _sample(file)
     address = content_address(path)
     if address is not None:
@@ -51,7 +56,7 @@ def file_identity(path: str) -> tuple[object, ...]:
     return *identity_of(file.status), sample
 
 
-def _sample(file: OpenFile) -> str:
+def _sample(file: ReadableFile) -> str:
     """Of the file's beginning, where a header stands, and of blocks spread over it to its end."""
     size = file.size_bytes
     digest = hashlib.sha256(file.read(0, min(size, _HEAD_BYTES)))

@@ -24,6 +24,8 @@ class Source(ABC):
         catalog: every stored tensor; made from headers alone.
         is_replaced_whole: what writes such files puts a new one in place of the old. Else whoever
             saves a model that is mapped from its own file destroys both.
+        is_remote: its bytes come over a network; nothing of it can be mapped.
+        buffer_bytes: what it may hold of bytes that were not asked for yet.
         objects: extra states that are no tensors, by stored name.
         versions: what a saved state dict notes of each module (``version`` and more), by the
             module's path.
@@ -40,6 +42,8 @@ class Source(ABC):
     path: str
     catalog: Catalog
     is_replaced_whole = True
+    is_remote = False
+    buffer_bytes = 0
     objects: Mapping[str, StoredObject] = MappingProxyType({})
     versions: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
     default_dtype: str = ""
@@ -120,6 +124,13 @@ class Source(ABC):
 
     def check_unchanged(self) -> None:  # noqa: B027  # memory does not change by itself
         """Raise ReadError if any file was cut, written or replaced since it was opened."""
+
+    def received(self) -> tuple[int, int]:
+        """Bytes that came over a network so far, and in how many answers."""
+        return 0, 0
+
+    def interrupt(self) -> None:  # noqa: B027  # disks and memory answer soon
+        """Have reads that wait for a server fail now; the source is of no more use then."""
 
     def close(self) -> None:  # noqa: B027  # memory needs no closing
         """Close all files; mapped tensors stay valid. Closing twice is allowed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamload.core.errors import CheckpointError, refuse
@@ -11,9 +11,10 @@ from streamload.core.specs import Extent, Shape
 from streamload.core.wording import listed, plural, printable
 from streamload.sources.base import Source
 from streamload.sources.config.beside import adapter_beside, config_beside
-from streamload.sources.files import OpenFile
+from streamload.sources.files import OpenFile, ReadableFile, open_file
+from streamload.sources.remote.ahead import MOST_BYTES
+from streamload.sources.remote.remote_file import RemoteFile
 from streamload.system.descriptors import too_many_open
-from streamload.system.filesystems import reason_to_read
 
 if TYPE_CHECKING:
     import torch
@@ -26,10 +27,12 @@ _T = TypeVar("_T")
 class BlockSource(Source):
     """A source whose bytes lie in open files: block reads and hints by extent."""
 
-    def __init__(self, path: str, files: Iterable[OpenFile]) -> None:
+    def __init__(self, path: str, files: Iterable[ReadableFile]) -> None:
         self.path = path
         self._files = {file.path: file for file in files}
         self._maps: dict[str, MappedFile] = {}
+        self.is_remote = any(file.is_remote for file in self._files.values())
+        self.buffer_bytes = MOST_BYTES if self.is_remote else 0
 
     @property
     def files(self) -> Collection[str]:
@@ -57,21 +60,33 @@ class BlockSource(Source):
 
         spec = self.catalog[name]
         if spec.file not in self._maps:
-            self._maps[spec.file] = MappedFile(self._files[spec.file])
+            file = self._files[spec.file]
+            if not isinstance(file, OpenFile):
+                return None
+            self._maps[spec.file] = MappedFile(file)
         return self._maps[spec.file].tensor(spec, *(view or whole(spec)))
 
     def reason_to_read(self) -> str:
         kinds: dict[int, str] = {}
         for file in self._files.values():
-            with suppress(OSError), file.descriptor() as descriptor:
-                if reason := reason_to_read(file.path, descriptor, kinds):
-                    return printable(reason)
+            if reason := file.reason_to_read(kinds):
+                return printable(reason)
         return ""
 
     def allow_touching(self) -> None:
         """The files count as unchanged if only their ctime is another."""
         for file in self._files.values():
-            file.allow_touching()
+            if isinstance(file, OpenFile):
+                file.allow_touching()
+
+    def received(self) -> tuple[int, int]:
+        remote = (file for file in self._files.values() if isinstance(file, RemoteFile))
+        sites = {file.site for file in remote if file.site is not None}
+        return sum(site.received_bytes for site in sites), sum(site.answers for site in sites)
+
+    def interrupt(self) -> None:
+        for file in self._files.values():
+            file.interrupt()
 
     def check_unchanged(self) -> None:
         for file in self._files.values():
@@ -84,7 +99,7 @@ class BlockSource(Source):
 
 
 def read_each(
-    paths: Iterable[str], read: Callable[[OpenFile], _T], opened: ExitStack, *, given: str
+    paths: Iterable[str], read: Callable[[ReadableFile], _T], opened: ExitStack, *, given: str
 ) -> list[_T]:
     """What ``read`` finds in each file; the files are ``opened``'s from then on.
 
@@ -102,7 +117,7 @@ def read_each(
     files = list(paths)
     for path in files:
         try:
-            headers.append(read(opened.enter_context(OpenFile(path))))
+            headers.append(read(opened.enter_context(open_file(path))))
         except CheckpointError as error:
             if why := too_many_open(error.__cause__):  # said once, not for each file that is left
                 text = f"its {plural(len(files), 'file')} cannot be opened: {why}"

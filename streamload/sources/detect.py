@@ -8,10 +8,11 @@ from contextlib import ExitStack
 from types import MappingProxyType
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError, naming
+from streamload.core.options import AT_HAND, Reach
 from streamload.core.wording import printable
 from streamload.sources.base import Source
 from streamload.sources.config.beside import adapter_beside
-from streamload.sources.files import OpenFile
+from streamload.sources.files import OpenFile, open_file
 from streamload.sources.folders import (
     DISTCP_ENDING,
     DISTCP_METADATA,
@@ -23,6 +24,7 @@ from streamload.sources.folders import (
 from streamload.sources.hub import find_in_hub_cache, hint, is_hub_name, meant_as_hub_name
 from streamload.sources.index import check_against_shards, read_index, shard_paths
 from streamload.sources.recognise import SNIFFED_BYTES, describe_folder, describe_start
+from streamload.sources.remote.urls import is_file_address, is_url, join, parent
 from streamload.sources.safetensors.safetensors_files import open_safetensors
 
 _LOOKED_FOR = (
@@ -33,13 +35,18 @@ _LOOKED_FOR = (
 _GGUF = b"GGUF"
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Source:
+def open_checkpoint(
+    path: str | os.PathLike[str], *, timeout_s: float | None = None, download: bool | None = None
+) -> Source:
     """Open a checkpoint: headers are read, no tensor is.
 
     Args:
         path: a safetensors, .pt, .bin or GGUF file, an ``*.index.json``, a folder that holds one of
-            these, a folder of raw GPT-NeoX partitions, or ``hf:ORG/NAME[@REVISION]`` in the local
-            hub cache.
+            these, a folder of raw GPT-NeoX partitions, ``hf:ORG/NAME[@REVISION]`` in the local
+            hub cache, or the address of a file or folder: ``https://``, ``http://``, ``s3://``,
+            ``gs://``, ``az://``.
+        timeout_s: how long to wait for a server; see LoadOptions.
+        download: False streams from the hub what its cache has not; see LoadOptions.
 
     Returns:
         A source; use it as a context manager, or call ``close()``.
@@ -48,21 +55,28 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Source:
         CheckpointNotFoundError: there is nothing at the path, or no checkpoint in the folder.
         CheckpointError: a file is damaged, incomplete or of an unknown kind.
     """
-    return open_layers(path, None)
+    return open_layers(path, None, reach=Reach(timeout_s, download))
 
 
 def open_layers(
-    path: str | os.PathLike[str], layers: frozenset[int] | None, prefix: str | None = None
+    path: str | os.PathLike[str],
+    layers: frozenset[int] | None,
+    prefix: str | None = None,
+    reach: Reach = AT_HAND,
 ) -> Source:
     """As ``open_checkpoint``; of raw partitions only the files of these blocks are opened, and of
     several state dicts in a torch file the one that ``prefix`` names.
     """
     given = os.fsdecode(path)
+    if is_url(given):
+        return _open_remote(given, layers, prefix, reach)
     if not is_hub_name(given):
         return _open_path(given, given, layers, prefix)
     try:
         return _open_path(find_in_hub_cache(given), given, layers, prefix)
     except CheckpointError as error:
+        if isinstance(error, CheckpointNotFoundError) and reach.download is False:
+            return _open_remote(given, layers, prefix, reach)
         if isinstance(error, CheckpointNotFoundError) and (more := hint(given)):
             error.extend(more)
         if error.path == given:
@@ -75,6 +89,8 @@ def open_layers(
 def may_hold_companions(path: str | os.PathLike[str]) -> bool:
     """False where small files can only lie beside a checkpoint's own; by names and first bytes."""
     given = os.fsdecode(path)
+    if is_url(given):
+        return given.lower().endswith(".gguf")
     try:
         real = find_in_hub_cache(given) if is_hub_name(given) else given
         if os.path.isdir(real):
@@ -85,12 +101,33 @@ def may_hold_companions(path: str | os.PathLike[str]) -> bool:
         return False  # who opens it is told why
 
 
+def _open_remote(
+    given: str, layers: frozenset[int] | None, prefix: str | None, reach: Reach
+) -> Source:
+    from streamload.sources.remote.registry import using
+    from streamload.sources.remote.remote_folder import is_folder_at, site_for
+
+    if is_url(given) and (name := meant_as_hub_name(given)):
+        raise CheckpointNotFoundError(
+            f"is a page of the hub; the model is {name}: `streamload download {name} DIR` fetches "
+            "it, and with download=False it is streamed",
+            path=given,
+        )
+    with using(site_for(given, reach)) as site:
+        address = site.address
+        if not is_file_address(address) and is_folder_at(address):
+            return _open_folder(address, address, layers, prefix)
+        return _open_path(address, address, layers, prefix)
+
+
 def _open_path(real: str, given: str, layers: frozenset[int] | None, prefix: str | None) -> Source:
     try:
         if os.path.isdir(real):
             return _open_folder(real, given, layers, prefix)
         if real.lower().endswith(".index.json"):
             return _open_indexed(real, given, prefix)
+        if is_url(real):
+            return _open_files([real], given, prefix)
         inside = os.path.dirname(real) or os.curdir
         if os.path.basename(real) == DISTCP_METADATA and is_distcp(inside):
             return _open_folder(inside, given, layers, prefix)
@@ -119,34 +156,35 @@ def _open_folder(
     from streamload.sources.parts.rank_shards import are_rank_shards, open_rank_shards
 
     names = [name for name in names_in(folder) if not name.startswith(".")]
-    files = [name for name in names if not os.path.isdir(os.path.join(folder, name))]
+    files = [name for name in names if is_url(folder) or not os.path.isdir(join(folder, name))]
     for endings in ((".safetensors",), TORCH_ENDINGS, (".ckpt",), (".gguf",)):
         if endings == TORCH_ENDINGS and is_distcp(folder):  # a .pt beside it holds no weights
             return open_distcp(folder, given=given, prefix=prefix)
         with naming(folder):
             chosen = choose_files(files, endings)
         if chosen is not None and chosen[0].lower().endswith(".index.json"):
-            return _open_indexed(os.path.join(folder, chosen[0]), given, prefix)
+            return _open_indexed(join(folder, chosen[0]), given, prefix)
         if chosen and are_meta_parts(chosen):
-            paths = [os.path.join(folder, name) for name in chosen]
+            paths = [join(folder, name) for name in chosen]
             return open_meta_parts(paths, given=given, folder=folder)
         if chosen and are_rank_shards(chosen):
-            paths = [os.path.join(folder, name) for name in chosen]
+            paths = [join(folder, name) for name in chosen]
             return open_rank_shards(paths, given=given)
         if chosen:
-            return _open_files([os.path.join(folder, name) for name in chosen], given, prefix)
+            return _open_files([join(folder, name) for name in chosen], given, prefix)
     if kind := describe_folder(folder, names):
         raise CheckpointNotFoundError(f"no checkpoint that can be read: {kind}", path=given)
-    partitions = find_partitions(folder)
-    if partitions is not None:
-        return open_neox(partitions, layers=layers)
-    if (ranks := find_rank_files(folder)) is not None:
-        return open_rank_files(ranks, layers=layers, prefix=prefix)
+    if not is_url(folder):
+        if (partitions := find_partitions(folder)) is not None:
+            return open_neox(partitions, layers=layers)
+        if (ranks := find_rank_files(folder)) is not None:
+            return open_rank_files(ranks, layers=layers, prefix=prefix)
     is_adapter = any(name.startswith("adapter_") for name in files)
     lead = _adapter_alone(folder) if is_adapter else ""
-    seen = f"; it holds {', '.join(map(printable, names[:6]))}" if names else "; it is empty"
+    none = "a web server does not list a folder" if folder.startswith("http") else "it is empty"
+    seen = f"it holds {', '.join(map(printable, names[:6]))}" if names else none
     raise CheckpointNotFoundError(
-        f"{lead}no checkpoint in this folder: looked for {_LOOKED_FOR}{seen}", path=given
+        f"{lead}no checkpoint in this folder: looked for {_LOOKED_FOR}; {seen}", path=given
     )
 
 
@@ -164,7 +202,7 @@ def _open_indexed(index_path: str, given: str, prefix: str | None) -> Source:
     weight_map = read_index(index_path)
     with naming(index_path), ExitStack() as opened:
         shards = shard_paths(index_path, weight_map)
-        owners = {n: os.path.join(os.path.dirname(index_path), s) for n, s in weight_map.items()}
+        owners = {n: join(parent(index_path), s) for n, s in weight_map.items()}
         source = opened.enter_context(_open_files(shards, given, prefix, owners))
         source.catalog = check_against_shards(index_path, weight_map, source.catalog)
         opened.pop_all()
@@ -179,7 +217,7 @@ def _open_files(
 ) -> Source:
     """Content decides, not the name's ending."""
     path = paths[0]
-    with OpenFile(path) as file:
+    with open_file(path) as file:
         start = file.read(0, min(SNIFFED_BYTES, file.size_bytes))
     # The length before a safetensors header may begin with any byte, a pickle's 0x80 included.
     looks_safe = start[8:9] == b"{"

@@ -10,11 +10,19 @@ import errno
 import os
 import stat
 import threading
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError, ReadError
+from streamload.sources.remote.urls import is_url
 from streamload.system.descriptors import LateFile, too_many_open
+from streamload.system.filesystems import reason_to_read
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from streamload.sources.remote.remote_file import RemoteFile
 
 # One system call moves at most 2 GiB - 4 KiB on Linux.
 _MAX_READ_BYTES = 1 << 30
@@ -35,6 +43,7 @@ class Readable(Protocol):
     Attributes:
         path: of the file, for messages.
         size_bytes: of the file or the part.
+        is_remote: it is read over a network.
     """
 
     @property
@@ -43,15 +52,70 @@ class Readable(Protocol):
     @property
     def size_bytes(self) -> int: ...
 
+    @property
+    def is_remote(self) -> bool: ...
+
     def read(self, offset: int, nbytes: int) -> bytes: ...
+
+    def advise(self, offset: int, nbytes: int, *, needed: bool) -> None: ...
 
     def read_into(self, offset: int, buffer: memoryview, *, tensor: str | None = None) -> None: ...
 
 
-class OpenFile(LateFile):
-    """One regular file, for reading only.
+class ReadableFile(ABC):
+    """A file that is read in ranges, wherever it is; ``open_file`` makes one.
 
-    ``path`` is the path as it was given: it appears in messages and in ``Extent.file``.
+    Attributes:
+        path: appears in messages and in ``Extent.file``.
+        size_bytes: its length.
+        is_remote: it is read over a network.
+    """
+
+    path: str
+    size_bytes: int
+    is_remote = False
+
+    @abstractmethod
+    def read_into(self, offset: int, buffer: memoryview, *, tensor: str | None = None) -> None:
+        """Fill all of ``buffer`` from ``offset``; the buffer is the caller's throughout.
+
+        Raises:
+            ReadError: reading failed, or the file ends before the buffer is full.
+        """
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """``nbytes`` bytes from ``offset``; for headers and other small parts."""
+        data = bytearray(nbytes)
+        self.read_into(offset, memoryview(data))
+        return bytes(data)
+
+    def advise(self, offset: int, nbytes: int, *, needed: bool) -> None:  # noqa: B027  # a hint
+        """Tell that a range is needed soon, or not any more. Never fails."""
+
+    @abstractmethod
+    def check_unchanged(self) -> None:
+        """Raise ReadError if the file was cut, written or replaced since it was opened."""
+
+    @abstractmethod
+    def reason_to_read(self, kinds: dict[int, str]) -> str:
+        """Why it is better read than mapped; see ``reason_to_read`` (system/filesystems)."""
+
+    def interrupt(self) -> None:  # noqa: B027  # a disk answers soon
+        """Have reads that wait for a server give up."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close it for good; twice is allowed."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+class OpenFile(LateFile, ReadableFile):
+    """One regular file, for reading only; ``path`` is as it was given.
 
     Raises:
         CheckpointNotFoundError: there is nothing at the path.
@@ -90,11 +154,6 @@ class OpenFile(LateFile):
         return descriptor
 
     def read_into(self, offset: int, buffer: memoryview, *, tensor: str | None = None) -> None:
-        """Fill all of ``buffer`` from ``offset``; the buffer is the caller's throughout.
-
-        Raises:
-            ReadError: an I/O error, or the file ends before the buffer is full.
-        """
         done, total = 0, buffer.nbytes
         while done < total:
             block = buffer[done : done + _MAX_READ_BYTES]
@@ -130,14 +189,7 @@ class OpenFile(LateFile):
                 block[: len(data)] = data
                 return len(data)
 
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """``nbytes`` bytes from ``offset``; for headers and other small parts."""
-        data = bytearray(nbytes)
-        self.read_into(offset, memoryview(data))
-        return bytes(data)
-
     def advise(self, offset: int, nbytes: int, *, needed: bool) -> None:
-        """Tell the page cache that a range is needed soon, or not any more. Never fails."""
         if nbytes <= 0 or not hasattr(os, "posix_fadvise"):
             return
         advice = os.POSIX_FADV_WILLNEED if needed else os.POSIX_FADV_DONTNEED
@@ -154,8 +206,14 @@ class OpenFile(LateFile):
     def _is_same(self, status: os.stat_result) -> bool:
         return identity_of(status)[: len(self._identity)] == self._identity
 
+    def reason_to_read(self, kinds: dict[int, str]) -> str:
+        try:
+            with self.descriptor() as descriptor:
+                return reason_to_read(self.path, descriptor, kinds)
+        except OSError:
+            return ""
+
     def check_unchanged(self) -> None:
-        """Raise ReadError if the file was cut, written or replaced since it was opened."""
         try:
             at_path = os.stat(self._place)
         except OSError as error:
@@ -172,7 +230,7 @@ class OpenFile(LateFile):
 class FilePart:
     """``size_bytes`` bytes of a file from ``start`` on, read as if they were a file themselves."""
 
-    file: OpenFile
+    file: ReadableFile
     start: int
     size_bytes: int
 
@@ -180,13 +238,36 @@ class FilePart:
     def path(self) -> str:
         return self.file.path
 
+    @property
+    def is_remote(self) -> bool:
+        return self.file.is_remote
+
+    def advise(self, offset: int, nbytes: int, *, needed: bool) -> None:
+        """As ``ReadableFile.advise``, from the part's own first byte."""
+        self.file.advise(self.start + offset, nbytes, needed=needed)
+
     def read(self, offset: int, nbytes: int) -> bytes:
-        """As ``OpenFile.read``, from the part's own first byte."""
+        """As ``ReadableFile.read``, from the part's own first byte."""
         return self.file.read(self.start + offset, nbytes)
 
     def read_into(self, offset: int, buffer: memoryview, *, tensor: str | None = None) -> None:
-        """As ``OpenFile.read_into``, from the part's own first byte."""
+        """As ``ReadableFile.read_into``, from the part's own first byte."""
         self.file.read_into(self.start + offset, buffer, tensor=tensor)
+
+
+def open_file(path: str) -> OpenFile | RemoteFile:
+    """The file at a path or address.
+
+    Raises:
+        CheckpointNotFoundError: there is none.
+        CheckpointError: it is not a file that can be read, or a server refuses it.
+        MissingExtraError: a bucket is read with what the extra ``remote`` brings.
+    """
+    if not is_url(path):
+        return OpenFile(path)
+    from streamload.sources.remote.remote_file import RemoteFile
+
+    return RemoteFile(path)
 
 
 def _absent(path: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from streamload.core.errors import CheckpointError
 from streamload.core.wording import listed, printable
 from streamload.sources.recognise import describe_parts
+from streamload.sources.remote.urls import is_url
 
 PART_OF = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})(?P<ending>\.\w+)")
 _ANY_PART = re.compile(r".+-0*(?P<part>\d+)-of-0*(?P<count>\d+)\.\w+")
@@ -31,11 +32,15 @@ DISTCP_ENDING, DISTCP_METADATA = ".distcp", ".metadata"
 
 
 def names_in(folder: str) -> list[str]:
-    """The names in a folder, sorted.
+    """The names in a folder, sorted; at an address those that may be the checkpoint.
 
     Raises:
         CheckpointError: it cannot be listed.
     """
+    if is_url(folder):
+        from streamload.sources.remote.remote_folder import names_at
+
+        return names_at(folder)
     try:
         return sorted(os.listdir(folder))
     except OSError as error:

@@ -10,6 +10,7 @@ import os
 import re
 
 from streamload.core.errors import CheckpointNotFoundError
+from streamload.sources.remote.urls import is_file_address, is_url, parent
 
 HUB_NAME = re.compile(r"hf:(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?")
 
@@ -24,6 +25,8 @@ def is_hub_name(path: str) -> bool:
 def folder_of(path: str | os.PathLike[str]) -> str:
     """The folder where a checkpoint's ``config.json`` and tokenizer lie."""
     given = os.fsdecode(path)
+    if is_url(given):
+        return parent(given) if is_file_address(given) else given.rstrip("/")
     real = find_in_hub_cache(given) if is_hub_name(given) else given
     return real if os.path.isdir(real) else os.path.dirname(real) or os.curdir
 
@@ -62,7 +65,7 @@ def find_in_hub_cache(path: str) -> str:
         return snapshot
     raise CheckpointNotFoundError(
         f"not in the local hub cache ({folder}); fetch it with `streamload download "
-        f"{path} DIR`, or pass a folder",
+        f"{path} DIR`, stream it with download=False, or pass a folder",
         path=path,
     )
 

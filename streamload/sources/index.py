@@ -9,6 +9,7 @@ from streamload.core.errors import CheckpointError, naming, refuse
 from streamload.core.specs import Catalog
 from streamload.core.wording import listed
 from streamload.sources.folders import refuse_missing
+from streamload.sources.remote.urls import is_url, join, parent
 from streamload.sources.small_files import read_json
 
 _MAX_INDEX_BYTES = 200_000_000
@@ -70,11 +71,18 @@ def shard_paths(index_path: str, weight_map: Mapping[str, str]) -> list[str]:
     Raises:
         CheckpointError: shards that are not there, all of them listed.
     """
-    folder = os.path.dirname(index_path)
+    folder = parent(index_path)
     names = sorted(set(weight_map.values()))
-    absent = [name for name in names if not os.path.exists(os.path.join(folder, name))]
-    refuse_missing(absent, len(names))
-    return [os.path.join(folder, name) for name in names]
+    paths = [join(folder, name) for name in names]
+    if is_url(folder):
+        from streamload.sources.remote.remote_folder import are_there
+
+        there = are_there(paths)
+    else:
+        there = [os.path.exists(path) for path in paths]
+    pairs = zip(names, there, strict=True)
+    refuse_missing([name for name, is_there in pairs if not is_there], len(names))
+    return paths
 
 
 def check_against_shards(
@@ -93,14 +101,14 @@ def check_against_shards(
         for name, shard in weight_map.items()
         if name not in catalog
     )
-    folder = os.path.dirname(index_path)
+    folder = parent(index_path)
     notices = [
         *catalog.notices,
         *(
             f"the index has {name!r} in {shard!r}, it was found in {catalog[name].file!r}"
             for name, shard in weight_map.items()
             # Whole paths: shards in two subfolders may have one name.
-            if catalog[name].file != os.path.join(folder, shard)
+            if catalog[name].file != join(folder, shard)
         ),
     ]
     left_out = [name for name in catalog if name not in weight_map]

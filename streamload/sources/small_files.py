@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any, NoReturn
 
 from streamload.core.errors import CheckpointError
-from streamload.sources.files import OpenFile
+from streamload.sources.files import open_file
 
 _MAX_BYTES = 16 << 20
 # What a reader makes of JSON: bytes for each container, pair and value, about; and how many
@@ -30,7 +30,7 @@ def read_small(path: str, *, max_bytes: int = _MAX_BYTES) -> bytes:
         CheckpointNotFoundError: there is nothing at the path.
         CheckpointError: not a regular file, not readable, or of more than ``max_bytes`` bytes.
     """
-    with OpenFile(path) as file:
+    with open_file(path) as file:
         if file.size_bytes > max_bytes:
             raise CheckpointError(
                 f"has {file.size_bytes} bytes, expected at most {max_bytes}", path=path

@@ -53,6 +53,7 @@ def check(source: Source, settings: Settings, *, progress: Progress | None = Non
                     progress(reading.bytes_read, total, reading.at)
         except BaseException:
             reading.stop.set()
+            source.interrupt()
             raise
     for spec in source.catalog.tensors.values():
         if spec.extent is None:  # only a source can make its values, and not in parallel
@@ -142,6 +143,8 @@ def _digest(address: Address | None, nbytes: int) -> _Digest | None:
 
 def _read_small_files(source: Source, reading: _Reading) -> None:
     """The other files of a snapshot or a download: configuration, tokenizer, index."""
+    if source.is_remote:  # no digests are told there, and no folder is listed
+        return
     folder = folder_of(source.path)
     weights = {os.path.realpath(spec.file) for spec in source.catalog.tensors.values()}
     for name in sorted(os.listdir(folder)):

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from streamload.core.options import settings_from
-from streamload.sources.detect import open_checkpoint
+from streamload.core.options import Reach, seconds, settings_from
+from streamload.core.wording import without_secrets
+from streamload.sources.detect import open_layers
 from streamload.verifying.checking import check
 from streamload.verifying.comparing import compare_checkpoints
 from streamload.verifying.verify_report import VerifyReport
@@ -25,6 +26,8 @@ def verify(
     dtype: torch.dtype | str | None = None,
     workers: int | None = None,
     chunk_bytes: int | None = None,
+    timeout_s: float | None = None,
+    download: bool | None = None,
     progress: Callable[[int, int, str], object] | None = None,
 ) -> VerifyReport:
     """Read all of a checkpoint and check it, or compare it with another.
@@ -40,6 +43,8 @@ def verify(
         dtype: compare after a cast of both to it; without, every bit counts.
         workers: threads that read; default: the cores there are, at most 8.
         chunk_bytes: how much one read brings; default 4 MiB.
+        timeout_s: how long to wait for a server; see LoadOptions.
+        download: False streams from the hub what its cache has not; see LoadOptions.
         progress: called as progress(done_bytes, total_bytes, name).
 
     Returns:
@@ -52,12 +57,14 @@ def verify(
     if dtype is not None and against is None:
         raise ValueError("dtype is for a comparison: pass against as well")
     settings = settings_from({"dtype": dtype, "workers": workers, "chunk_bytes": chunk_bytes})
+    reach = Reach(seconds("timeout_s", timeout_s), download)
     start_s = time.perf_counter()
-    with open_checkpoint(path) as here:
+    with open_layers(path, None, reach=reach) as here:
         if against is None:
             report = check(here, settings, progress=progress)
         else:
-            with open_checkpoint(against) as there:
+            with open_layers(against, None, reach=reach) as there:
                 report = compare_checkpoints(here, there, settings, progress=progress)
-            report = replace(report, against=os.fsdecode(against))
-    return replace(report, path=os.fsdecode(path), elapsed_s=time.perf_counter() - start_s)
+            report = replace(report, against=without_secrets(os.fsdecode(against)))
+    shown = without_secrets(os.fsdecode(path))
+    return replace(report, path=shown, elapsed_s=time.perf_counter() - start_s)

@@ -15,6 +15,7 @@ from streamload.cli.shared_options import (
     given,
     max_shard_bytes_option,
     prefix_option,
+    reach_options,
 )
 from streamload.core.wording import printable
 
@@ -36,6 +37,7 @@ from streamload.core.wording import printable
 @max_shard_bytes_option
 @prefix_option
 @adapter_option
+@reach_options
 @common_options
 def command(source: str, destination: str, as_json: bool, **options: Any) -> None:
     """Rewrite the checkpoint SRC as safetensors at DST, in bounded memory.

@@ -17,6 +17,7 @@ from streamload.cli.render.tables import say
 from streamload.cli.shared_options import common_options, given, load_options
 from streamload.cli.types import TOKENS
 from streamload.core.errors import CheckpointError
+from streamload.core.options import Reach
 from streamload.core.wording import plural
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ def command(
     if (prompt is None) == (tokens is None):
         raise click.UsageError("give either --prompt TEXT or --tokens 1,2,3")
     # First of all: a prompt that cannot be read is told before the model is loaded.
-    tokenizer, ids = _read_prompt(path, prompt, tokens)
+    reach = Reach(options["timeout_s"], options["download"])
+    tokenizer, ids = _read_prompt(path, prompt, tokens, reach)
 
     import streamload
     from streamload.generation.settings import end_tokens, sampling_defaults
@@ -155,29 +157,30 @@ class _Printer:
 
 
 def _read_prompt(
-    path: str, prompt: str | None, tokens: list[int] | None
+    path: str, prompt: str | None, tokens: list[int] | None, reach: Reach
 ) -> tuple[Tokenizer | None, list[int]]:
     """The tokenizer, if the prompt is a text, and the prompt's token ids."""
     if prompt is None:
         return None, list(tokens or ())
-    tokenizer = _tokenizer(path)
+    tokenizer = _tokenizer(path, reach)
     ids = tokenizer.encode(prompt)
     if not ids:
         raise click.UsageError("the prompt has no tokens: give at least one character")
     return tokenizer, ids
 
 
-def _tokenizer(path: str) -> Tokenizer:
+def _tokenizer(path: str, reach: Reach) -> Tokenizer:
     """The one inside the checkpoint's files, else the one beside them."""
     from streamload.generation.tokenizer import TOKENIZER_FILE, load_tokenizer, made_tokenizer
-    from streamload.sources.detect import may_hold_companions, open_checkpoint
-    from streamload.sources.hub import folder_of
+    from streamload.sources.detect import may_hold_companions, open_layers
+    from streamload.sources.remote.side_files import folder_here
 
     if may_hold_companions(path):
-        with open_checkpoint(path) as source:
+        with open_layers(path, None, reach=reach) as source:
             if TOKENIZER_FILE in source.companions:
                 return made_tokenizer(source.companion(TOKENIZER_FILE), source.path)
-    return load_tokenizer(folder_of(path))
+    with folder_here(path, reach) as folder:
+        return load_tokenizer(folder)
 
 
 def _drawing(sampling: Mapping[str, Any], left: Sequence[str]) -> Iterator[str]:

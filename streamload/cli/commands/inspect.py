@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from streamload.cli.render.listing import as_dict, as_text
 from streamload.cli.render.tables import say_result
-from streamload.cli.shared_options import common_options
+from streamload.cli.shared_options import common_options, reach_options
 from streamload.core.errors import MissingExtraError, StreamloadError
 from streamload.sources.wrapping.decoded_source import quantised_lines
 
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 @click.argument("path")
 @click.argument("tensor", required=False)
 @click.option("show_all", "--all", is_flag=True, help="List every tensor on a line of its own.")
+@reach_options
 @common_options
-def command(path: str, tensor: str | None, show_all: bool, as_json: bool) -> None:
+def command(path: str, tensor: str | None, show_all: bool, as_json: bool, **reach: Any) -> None:
     """List the tensors of the checkpoint at PATH from its headers, without reading data.
 
     With TENSOR: that tensor's statistics and a few of its values.
     """
     from streamload.sources.detect import open_checkpoint
 
-    with open_checkpoint(path) as source:
+    with open_checkpoint(path, **reach) as source:
         if tensor is not None:
             from streamload.cli.render.statistics import describe, show
 

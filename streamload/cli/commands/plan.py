@@ -13,7 +13,7 @@ from streamload.cli.render.ledger import ledger_lines
 from streamload.cli.render.tables import heading, say_result
 from streamload.cli.shared_options import common_options, given, load_options
 from streamload.core.report import LoadReport
-from streamload.core.wording import format_bytes, printable, section
+from streamload.core.wording import format_bytes, printable, section, without_secrets
 
 
 @click.command("plan", epilog="Example: streamload plan ./gpt2-xl --dtype bfloat16")
@@ -46,7 +46,7 @@ def command(path: str, by_transformers: bool, as_json: bool, **options: Any) -> 
 def _as_text(path: str, report: LoadReport, ways: list[str]) -> list[str]:
     memory = report.memory
     limit = {"cgroup": "cgroup limit", "device": "on the device"}.get(memory.limit, memory.limit)
-    lines = [heading(printable(path)), report.summary()]
+    lines = [heading(printable(without_secrets(path))), report.summary()]
     lines.append(
         f"needs {format_bytes(memory.needed_bytes)}, "
         f"{format_bytes(memory.available_bytes)} available ({limit})"

@@ -9,7 +9,12 @@ import click
 from streamload.cli.failures import as_options
 from streamload.cli.render.progress import progress_bar
 from streamload.cli.render.tables import say_result
-from streamload.cli.shared_options import chunk_bytes_option, common_options, given
+from streamload.cli.shared_options import (
+    chunk_bytes_option,
+    common_options,
+    given,
+    reach_options,
+)
 from streamload.cli.types import DTYPE
 
 
@@ -22,6 +27,7 @@ from streamload.cli.types import DTYPE
 @click.option("--strict", is_flag=True, help="Fail on NaN and infinite values too.")
 @click.option("--workers", type=click.IntRange(min=1), help="Threads that read.")
 @chunk_bytes_option
+@reach_options
 @common_options
 def command(path: str, strict: bool, as_json: bool, **options: Any) -> None:
     """Read all of the checkpoint at PATH once, and say what is odd or damaged.

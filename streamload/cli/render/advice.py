@@ -17,7 +17,7 @@ def slow_notes(path: str, report: LoadReport) -> list[str]:
             notes.append("bfloat16 products with weights kept in the stored (transposed) layout")
     if on_cpu and "float16" in dtypes:
         notes.append("float16 on a CPU: bfloat16 or float32 compute faster")
-    kind = filesystem_of(path)
+    kind = None if "://" in path else filesystem_of(path)
     if kind is not None and is_network(kind):
         mapped = "; --mode map reads it page by page" if report.mode == "map" else ""
         notes.append(f"the file is on a network disk ({kind}){mapped}")

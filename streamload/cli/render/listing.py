@@ -47,6 +47,7 @@ def as_dict(source: Source, notices: Sequence[str] = ()) -> dict[str, Any]:
         "metadata": dict(catalog.metadata),
         "notices": [*catalog.notices, *notices],
         "problems": list(catalog.problems),
+        "received_bytes": source.received()[0],
     }
 
 
@@ -71,6 +72,9 @@ def as_text(source: Source, *, show_all: bool, notices: Sequence[str] = ()) -> s
     lines += [f"{dtype}: {format_bytes(nbytes)}" for dtype, nbytes in by_dtype.most_common()]
     lines += [f"notice: {notice}" for notice in (*catalog.notices, *notices)]
     lines += [f"not to be loaded: {problem}" for problem in catalog.problems]
+    if source.is_remote:
+        nbytes, answers = source.received()
+        lines.append(f"received: {format_bytes(nbytes)} in {plural(answers, 'answer')}")
     return "\n".join(lines)
 
 

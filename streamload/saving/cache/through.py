@@ -266,7 +266,8 @@ def _entry_for(plan: Plan, source: Source, settings: Settings) -> Entry:
     key = plan_key(plan)
     files_key = digest(map(repr, identities))
     name = f"{key[:20]}-{files_key[:20]}{ENDING}"
-    given = source.path if source.path.startswith("hf:") else os.path.abspath(source.path)
+    is_name = source.is_remote or source.path.startswith("hf:")
+    given = source.path if is_name else os.path.abspath(source.path)
     return Entry(plan, os.path.join(folder, name), key, files_key, printable(given))
 
 

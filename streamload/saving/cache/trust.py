@@ -19,7 +19,7 @@ from streamload.core.errors import CheckpointError, ReadError, WriteError
 from streamload.core.specs import Catalog
 from streamload.core.wording import printable
 from streamload.saving.atomic import StagedFile, committing
-from streamload.sources.files import OpenFile, identity_of
+from streamload.sources.files import OpenFile, ReadableFile, identity_of
 from streamload.sources.small_files import loads_strictly
 
 _BLOCK_BYTES = 4 << 20
@@ -123,7 +123,7 @@ def remove_note(path: str) -> None:
         os.unlink(note_path(path))
 
 
-def wrong_sums(file: OpenFile, catalog: Catalog, sums: Mapping[str, str]) -> Iterator[str]:
+def wrong_sums(file: ReadableFile, catalog: Catalog, sums: Mapping[str, str]) -> Iterator[str]:
     """Read all of an entry; a line for each tensor whose bytes do not fit its checksum.
 
     Raises:

@@ -10,6 +10,7 @@ from streamload.core.errors import CheckpointError, CheckpointNotFoundError
 from streamload.core.specs import TensorSpec
 from streamload.sources.config.meta_params import config_from_params
 from streamload.sources.hub import folder_of
+from streamload.sources.remote.urls import is_url, join
 from streamload.sources.small_files import read_object
 
 
@@ -22,10 +23,10 @@ def config_beside(
         CheckpointError: there is a configuration, and it cannot be used.
     """
     folder = folder_of(path)
-    config = _read_if_there(os.path.join(folder, "config.json"))
+    config = _read_if_there(join(folder, "config.json"))
     if config is not None:
         return config, ()
-    params_path = os.path.join(folder, "params.json")
+    params_path = join(folder, "params.json")
     params = params_beside(path)
     if params is None or "n_layers" not in params:
         return None, ()  # a params.json that is not for these files
@@ -41,13 +42,13 @@ def params_beside(path: str) -> dict[str, Any] | None:
     Raises:
         CheckpointError: it is no JSON object.
     """
-    return _read_if_there(os.path.join(folder_of(path), "params.json"))
+    return _read_if_there(join(folder_of(path), "params.json"))
 
 
 def adapter_beside(path: str) -> dict[str, Any] | None:
     """``adapter_config.json`` beside the checkpoint at ``path``; {} if it cannot be read."""
-    beside = os.path.join(folder_of(path), "adapter_config.json")
-    if not os.path.isfile(beside):
+    beside = join(folder_of(path), "adapter_config.json")
+    if not is_url(beside) and not os.path.isfile(beside):
         return None
     try:
         return _read_if_there(beside)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from streamload.sources.base import Source
-from streamload.sources.hub import folder_of
+from streamload.sources.remote.side_files import folder_here
 from streamload.sources.small_files import dumped
 
 _CONFIGS = ("config.json", "generation_config.json")
@@ -16,12 +16,13 @@ _CONFIGS = ("config.json", "generation_config.json")
 
 @contextmanager
 def config_folder(source: Source) -> Iterator[str]:
-    """The checkpoint's own folder; or, if its files hold the configuration inside, one with
-    ``config.json`` and ``generation_config.json``, for libraries that read nothing else. It is
-    gone afterwards.
+    """The checkpoint's own folder. If it is far away, or its files hold the configuration inside:
+    one with ``config.json`` and ``generation_config.json``, for libraries that read nothing else,
+    which is gone afterwards.
     """
     if not source.companions:
-        yield folder_of(source.path)
+        with folder_here(source.path) as folder:
+            yield folder
         return
     with tempfile.TemporaryDirectory(prefix="streamload-") as folder:
         files = {name: source.companion(name) for name in source.companions if name in _CONFIGS}

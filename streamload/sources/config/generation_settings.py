@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError
 from streamload.sources.hub import folder_of
+from streamload.sources.remote.urls import join
 from streamload.sources.small_files import loads_strictly, read_object
 
 GENERATION_FILE = "generation_config.json"
@@ -32,7 +32,7 @@ def generation_settings(
     own: dict[str, Any] = {}
     try:
         if held is None:
-            own = read_object(os.path.join(folder_of(path), GENERATION_FILE))
+            own = read_object(join(folder_of(path), GENERATION_FILE))
         else:
             own = loads_strictly(held)
     except CheckpointNotFoundError:

@@ -23,7 +23,7 @@ from streamload.sources.distributed.saved_metadata import (
     read_metadata,
 )
 from streamload.sources.distributed.weights import Weights, choose_weights
-from streamload.sources.files import OpenFile
+from streamload.sources.files import ReadableFile
 from streamload.sources.folders import DISTCP_ENDING, DISTCP_METADATA, names_in
 from streamload.sources.parts.assembled import Assembled, AssembledSource, assemble
 
@@ -103,7 +103,7 @@ def _refuse_absent(folder: str, names: Sequence[str]) -> None:
 
 
 def _assembled(
-    state: SavedState, weights: Weights, files: Mapping[str, OpenFile]
+    state: SavedState, weights: Weights, files: Mapping[str, ReadableFile]
 ) -> dict[str, Assembled]:
     """Every tensor with its pieces found in the files, in the order of the files."""
     found: dict[str, Assembled] = {}
@@ -121,7 +121,7 @@ def _assembled(
     return found
 
 
-def _placed(name: str, saved: SavedTensor, files: Mapping[str, OpenFile]) -> Assembled:
+def _placed(name: str, saved: SavedTensor, files: Mapping[str, ReadableFile]) -> Assembled:
     pieces = {
         box: [stored_piece(files[item.file], item, name, box, saved.dtype)]
         for box, item in zip(saved.boxes, saved.items, strict=True)

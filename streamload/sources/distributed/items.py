@@ -6,7 +6,7 @@ from streamload.core.errors import CheckpointError
 from streamload.core.pieces import Box
 from streamload.core.wording import printable
 from streamload.sources.distributed.saved_metadata import Item
-from streamload.sources.files import FilePart, OpenFile
+from streamload.sources.files import FilePart, ReadableFile
 from streamload.sources.torch.pickle_records import (
     Malformed,
     Placeholder,
@@ -19,7 +19,7 @@ from streamload.sources.torch.stored_tensors import StoredTensor, place, read_va
 from streamload.sources.torch.torch_files import read_zip
 
 
-def stored_piece(file: OpenFile, item: Item, name: str, box: Box, dtype: str) -> StoredTensor:
+def stored_piece(file: ReadableFile, item: Item, name: str, box: Box, dtype: str) -> StoredTensor:
     """Where the values of one piece of a tensor lie in ``file``.
 
     Raises:
@@ -42,7 +42,7 @@ def stored_piece(file: OpenFile, item: Item, name: str, box: Box, dtype: str) ->
     return stored.shifted(item.offset)
 
 
-def stored_object(file: OpenFile, item: Item, name: str) -> StoredObject:
+def stored_object(file: ReadableFile, item: Item, name: str) -> StoredObject:
     """An object that is no tensor, such as a module's extra state; raises as ``stored_piece``."""
     part = _part(file, item, name)
     try:
@@ -57,7 +57,7 @@ def stored_object(file: OpenFile, item: Item, name: str) -> StoredObject:
     return StoredObject(name, file.path, pickled.value, read)  # type: ignore[arg-type]
 
 
-def _part(file: OpenFile, item: Item, name: str) -> FilePart:
+def _part(file: ReadableFile, item: Item, name: str) -> FilePart:
     if item.offset + item.nbytes > file.size_bytes:
         raise CheckpointError(
             f"ends at byte {item.offset + item.nbytes}, but the file has {file.size_bytes}: it was "
@@ -68,7 +68,7 @@ def _part(file: OpenFile, item: Item, name: str) -> FilePart:
     return FilePart(file, item.offset, item.nbytes)
 
 
-def _located(error: Exception, file: OpenFile, item: Item, name: str) -> CheckpointError:
+def _located(error: Exception, file: ReadableFile, item: Item, name: str) -> CheckpointError:
     """The fault of one item, with file, tensor and place."""
     text = str(error).removeprefix(f"tensor {name!r}: ").removeprefix(f"{printable(file.path)}: ")
     text = f"{text} (stored at bytes {item.offset} to {item.offset + item.nbytes})"

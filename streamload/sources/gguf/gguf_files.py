@@ -17,7 +17,7 @@ from streamload.core.errors import CheckpointError, refuse
 from streamload.core.specs import Catalog
 from streamload.core.wording import plural, printable
 from streamload.sources.block_source import BlockSource, join_files, read_each
-from streamload.sources.files import OpenFile
+from streamload.sources.files import ReadableFile
 from streamload.sources.folders import PART_OF, refuse_missing
 from streamload.sources.gguf.config import config_of, token_ids
 from streamload.sources.gguf.header import Header, StoredTensor, read_header
@@ -71,7 +71,7 @@ class GgufSource(BlockSource):
     def __init__(
         self,
         path: str,
-        files: Sequence[OpenFile],
+        files: Sequence[ReadableFile],
         headers: Sequence[Header],
         tensors: Mapping[str, StoredTensor],
     ) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from streamload.core.errors import CheckpointError, naming, refuse
 from streamload.core.specs import Extent, Shape, numel
-from streamload.sources.files import OpenFile
+from streamload.sources.files import ReadableFile
 from streamload.sources.gguf.block_types import BlockType, block_type
 from streamload.sources.gguf.metadata_values import ALIGNMENT_KEY, HeaderBytes, Value
 from streamload.system.gc_pause import without_collections
@@ -55,7 +55,7 @@ class Header:
     spare_bytes: int = 0
 
 
-def read_header(file: OpenFile) -> Header:
+def read_header(file: ReadableFile) -> Header:
     """Everything before the data.
 
     Raises:
@@ -106,7 +106,7 @@ def _pairs(data: HeaderBytes, count: int) -> dict[str, Value]:
 
 
 def _with_tensors(
-    file: OpenFile, data: HeaderBytes, metadata: dict[str, Value], count: int
+    file: ReadableFile, data: HeaderBytes, metadata: dict[str, Value], count: int
 ) -> Header:
     alignment = _alignment(metadata)
     infos = [_info(data) for _ in range(count)]
@@ -159,7 +159,9 @@ def _info(data: HeaderBytes) -> tuple[str, Shape, int, int]:
     return name, dims, data.u32(what), data.u64(what)
 
 
-def _tensor(file: OpenFile, name: str, dims: Shape, number: int, offset: int) -> StoredTensor | str:
+def _tensor(
+    file: ReadableFile, name: str, dims: Shape, number: int, offset: int
+) -> StoredTensor | str:
     """The tensor, or what is wrong with it by itself."""
     kind = block_type(number)
     if isinstance(kind, str):

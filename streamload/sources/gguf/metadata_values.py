@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from streamload.core.errors import CheckpointError
-from streamload.sources.files import OpenFile
+from streamload.sources.files import ReadableFile
 
 MAX_HEADER_BYTES = 100_000_000
 ALIGNMENT_KEY = "general.alignment"
@@ -66,7 +66,7 @@ class Texts(Sequence[str]):
 class HeaderBytes:
     """A file's bytes from its start, and how far they have been read."""
 
-    def __init__(self, file: OpenFile) -> None:
+    def __init__(self, file: ReadableFile) -> None:
         self._file = file
         self._held = b""
         self.position = 0

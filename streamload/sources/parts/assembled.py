@@ -16,7 +16,7 @@ from streamload.sources.torch.stored_tensors import StoredTensor, read_values
 if TYPE_CHECKING:
     import torch
 
-    from streamload.sources.files import OpenFile
+    from streamload.sources.files import ReadableFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class AssembledSource(BlockSource):
     def __init__(
         self,
         path: str,
-        files: Sequence[OpenFile],
+        files: Sequence[ReadableFile],
         tensors: Mapping[str, Assembled],
         notices: tuple[str, ...],
         objects: Mapping[str, StoredObject] = MappingProxyType({}),

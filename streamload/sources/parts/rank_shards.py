@@ -18,7 +18,7 @@ from streamload.core.pieces import Box, tiling_fault
 from streamload.core.specs import Catalog, Shape, TensorSpec, contiguous_strides
 from streamload.core.wording import plural
 from streamload.sources.block_source import read_each
-from streamload.sources.files import OpenFile
+from streamload.sources.files import ReadableFile
 from streamload.sources.parts.assembled import Assembled, AssembledSource, assemble
 from streamload.sources.safetensors.header import read_header
 from streamload.sources.small_files import loads_strictly
@@ -55,7 +55,7 @@ def open_rank_shards(paths: Sequence[str], *, given: str) -> AssembledSource:
     return source
 
 
-def _tensors(headers: Sequence[tuple[OpenFile, Catalog]]) -> dict[str, Assembled]:
+def _tensors(headers: Sequence[tuple[ReadableFile, Catalog]]) -> dict[str, Assembled]:
     pieces: dict[str, dict[Box, list[TensorSpec]]] = {}
     for file, catalog in headers:
         with naming(file.path):

@@ -12,7 +12,7 @@ from typing import Any
 from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import CheckpointError, naming
 from streamload.core.specs import Catalog, Extent, TensorSpec
-from streamload.sources.files import OpenFile
+from streamload.sources.files import ReadableFile
 from streamload.sources.recognise import SNIFFED_BYTES, describe_start
 from streamload.sources.small_files import loads_strictly
 from streamload.system.gc_pause import without_collections
@@ -28,7 +28,7 @@ _MAX_NAME_CHARS = 16_384
 _ENTRY_BYTES = 64  # about what one tensor takes in a header
 
 
-def read_header(file: OpenFile) -> Catalog:
+def read_header(file: ReadableFile) -> Catalog:
     """The catalog of one safetensors file, in file order.
 
     Raises:
@@ -41,7 +41,7 @@ def read_header(file: OpenFile) -> Catalog:
             return _read_text(file, text, 8 + len(text))
 
 
-def _read_text(file: OpenFile, text: bytes, data_start: int) -> Catalog:
+def _read_text(file: ReadableFile, text: bytes, data_start: int) -> Catalog:
     try:
         header = loads_strictly(text)
     except ValueError as error:
@@ -58,7 +58,7 @@ def _read_text(file: OpenFile, text: bytes, data_start: int) -> Catalog:
     return Catalog(specs, metadata)
 
 
-def _header_text(file: OpenFile) -> bytes:
+def _header_text(file: ReadableFile) -> bytes:
     size = file.size_bytes
     if size == 0:
         raise CheckpointError("the file is empty (0 bytes)")
@@ -103,7 +103,7 @@ def _metadata(value: object) -> dict[str, str]:
 _Entry = tuple[int, int, str, str, tuple[int, ...]]
 
 
-def _entries(header: dict[str, Any], file: OpenFile, data_start: int) -> list[_Entry]:
+def _entries(header: dict[str, Any], file: ReadableFile, data_start: int) -> list[_Entry]:
     data_bytes = file.size_bytes - data_start
     entries: list[_Entry] = []
     problems: list[tuple[str, str]] = []

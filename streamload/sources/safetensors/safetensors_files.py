@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from streamload.core.errors import ReadError
 from streamload.core.specs import Catalog, TensorSpec
 from streamload.sources.block_source import BlockSource, join_files, read_each
-from streamload.sources.files import OpenFile
+from streamload.sources.files import OpenFile, ReadableFile
 from streamload.sources.safetensors.header import is_encodable, read_header
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def open_safetensors(
 class SafetensorsSource(BlockSource):
     """A safetensors checkpoint of one or more files."""
 
-    def __init__(self, path: str, files: Sequence[OpenFile], catalog: Catalog) -> None:
+    def __init__(self, path: str, files: Sequence[ReadableFile], catalog: Catalog) -> None:
         super().__init__(path, files)
         self.catalog = catalog
         self._readers: dict[str, Any] = {}
@@ -60,9 +60,10 @@ class SafetensorsSource(BlockSource):
         from safetensors import SafetensorError
 
         spec = self.catalog[name]
-        if not is_encodable(spec.file):  # ``safe_open`` refuses such paths
-            return self._read(spec)
-        self._files[spec.file].check_unchanged()
+        file = self._files[spec.file]
+        if not isinstance(file, OpenFile) or not is_encodable(spec.file):
+            return self._read(spec)  # ``safe_open`` refuses such paths
+        file.check_unchanged()
         try:
             values: torch.Tensor = self._reader(spec.file).get_tensor(name)
         except (SafetensorError, OSError) as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from streamload.sources.files import OpenFile
+from streamload.sources.files import ReadableFile
 from streamload.sources.torch.pickle_reader import MAX_PICKLE_BYTES, Pickled, Truncated, read_pickle
 from streamload.sources.torch.pickle_records import Malformed, shown
 from streamload.sources.torch.stored_tensors import Region
@@ -26,7 +26,7 @@ def is_legacy(start: bytes) -> bool:
     return _ANY_START.match(start) is not None
 
 
-def read_legacy(file: OpenFile) -> tuple[Pickled, dict[str, Region]]:
+def read_legacy(file: ReadableFile) -> tuple[Pickled, dict[str, Region]]:
     """The pickled object and where each storage that a tensor uses lies.
 
     Raises:
@@ -56,7 +56,7 @@ def _read_pickles(data: bytes, size: int) -> tuple[Pickled, Pickled]:
     return root, read_pickle(data, root.end, file_bytes=size)
 
 
-def _find_storages(file: OpenFile, root: Pickled, keys: Pickled) -> dict[str, Region]:
+def _find_storages(file: ReadableFile, root: Pickled, keys: Pickled) -> dict[str, Region]:
     names = keys.value if isinstance(keys.value, list) else []
     named = {name for name in names if isinstance(name, str)}
     if len(named) != len(names) or named != set(root.storages):

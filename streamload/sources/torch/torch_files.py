@@ -16,7 +16,7 @@ from streamload.core.errors import CheckpointError, naming
 from streamload.core.specs import Catalog, Extent
 from streamload.core.wording import format_bytes, listed, plural, printable
 from streamload.sources.block_source import BlockSource, join_files, read_each
-from streamload.sources.files import OpenFile, Readable
+from streamload.sources.files import Readable, ReadableFile
 from streamload.sources.recognise import SNIFFED_BYTES, describe_start
 from streamload.sources.torch.legacy_format import is_legacy, read_legacy
 from streamload.sources.torch.pickle_reader import (
@@ -64,7 +64,7 @@ class TorchFile:
     ``objects`` and ``versions``: see Source.
     """
 
-    file: OpenFile
+    file: ReadableFile
     tensors: Mapping[str, StoredTensor]
     notices: tuple[str, ...]
     checksums: Mapping[Extent, int]
@@ -129,7 +129,7 @@ def open_torch(
     return TorchSource(given, parts, tensors, notices)
 
 
-def read_torch_file(file: OpenFile, prefix: str | None = None) -> TorchFile:
+def read_torch_file(file: ReadableFile, prefix: str | None = None) -> TorchFile:
     """The tensors of one file; reads the pickle and the directory, no values.
 
     Raises:
@@ -150,7 +150,7 @@ def read_torch_file(file: OpenFile, prefix: str | None = None) -> TorchFile:
             raise CheckpointError(f"{fault}: {error}") from error
 
 
-def _read(file: OpenFile, prefix: str | None) -> TorchFile:
+def _read(file: ReadableFile, prefix: str | None) -> TorchFile:
     start = file.read(0, min(SNIFFED_BYTES, file.size_bytes))
     legacy = is_legacy(start)
     if not legacy and not start.startswith(b"PK\3\4"):
@@ -217,7 +217,7 @@ def read_zip(file: Readable) -> tuple[Pickled, Mapping[str, Region], bool]:
     archive = read_archive(file)
     folder = _torch_folder(archive)
     # All of them, as torch does: a damaged directory may have hidden what it no longer lists.
-    places = {record.name: archive.locate(record) for record in archive.records.values()}
+    places = archive.locate_all()
     order = archive.records.get(folder + b"byteorder")
     mark = b"little" if order is None else archive.read(order, max_bytes=16)
     if mark not in (b"little", b"big"):

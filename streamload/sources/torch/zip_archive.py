@@ -70,8 +70,7 @@ class Archive:
             raise CheckpointError(f"the record {record} is encrypted; such files are not read")
         if record.header_offset + _LOCAL.size + len(record.name) > self.end:
             raise _damaged(f"the record {record} lies outside the file")
-        guess = _LOCAL.size + len(record.name) + 160
-        head = self.file.read(record.header_offset, min(guess, self.end - record.header_offset))
+        head = self.file.read(record.header_offset, self._guess(record))
         fields = _LOCAL.unpack_from(head)
         name_bytes, extra_bytes = int(fields[9]), int(fields[10])
         start = record.header_offset + _LOCAL.size + name_bytes + extra_bytes
@@ -88,6 +87,18 @@ class Archive:
         if not _is_extra_field(extra):
             raise _damaged(f"the header of the record {record} is damaged")
         return start
+
+    def locate_all(self) -> dict[bytes, int]:
+        """As ``locate``, for each record by its name."""
+        if self.file.is_remote:  # asked for one after the other, each would wait for an answer
+            for record in self.records.values():
+                self.file.advise(record.header_offset, self._guess(record), needed=True)
+        return {record.name: self.locate(record) for record in self.records.values()}
+
+    def _guess(self, record: Record) -> int:
+        """Bytes that are likely to hold all of a record's local header."""
+        guess = _LOCAL.size + len(record.name) + 160
+        return min(guess, self.end - record.header_offset)
 
     def read(self, record: Record, *, max_bytes: int) -> bytes:
         """All bytes of a small record, checked against its checksum.
