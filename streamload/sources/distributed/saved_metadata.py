@@ -15,7 +15,7 @@ from streamload.core.errors import CheckpointError, naming
 from streamload.core.pieces import Box
 from streamload.core.specs import Shape
 from streamload.core.wording import listed
-from streamload.sources.files import ReadableFile
+from streamload.sources.files import open_file
 from streamload.sources.index import fault_of_name
 from streamload.sources.torch.pickle_reader import MAX_PICKLE_BYTES, Truncated, read_pickle
 from streamload.sources.torch.pickle_records import (
@@ -105,7 +105,7 @@ def read_metadata(path: str, *, saved_bytes: int) -> SavedState:
         CheckpointError: damaged, of a version or a form that is not known, or it names a class
             that such files have no use for.
     """
-    with ReadableFile(path) as file, naming(path):
+    with open_file(path) as file, naming(path):
         size = file.size_bytes
         if size > MAX_PICKLE_BYTES:
             raise CheckpointError(f"has {size} bytes; the limit is {MAX_PICKLE_BYTES}")
