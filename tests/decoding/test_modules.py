@@ -393,3 +393,25 @@ def test_a_row_of_numbers(tmp_path):
     path = Case(stored, {"quant_method": "fp8"}, {}).write(tmp_path / "q")
     found = streamload.load_state_dict(path, dtype="float32")["a.weight"]
     assert torch.equal(found, q.float() * torch.tensor(0.3))
+
+
+def test_later_loads_map_the_decoded_copy(tmp_path, monkeypatch):
+    monkeypatch.setenv("STREAMLOAD_CACHE", str(tmp_path / "cache"))
+    llama(tmp_path / "q", in_blocks, FP8)
+    first = streamload.load(tmp_path / "q", cache=True)
+    second = streamload.load(tmp_path / "q", cache=True)
+    assert second.report.mode == "map"
+    assert any("loaded from cache" in notice for notice in second.report.notices)
+    expected = first.model.state_dict()
+    for name, tensor in second.model.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_what_is_not_decoded_is_mapped(tmp_path):
+    llama(tmp_path / "q", in_blocks, FP8)
+    mapped = streamload.load(tmp_path / "q", mode="map")
+    plain = streamload.load(tmp_path / "q", mode="stream")
+    assert 0 < mapped.report.bytes_mapped < plain.report.bytes_written
+    assert any("14 of 21 tensors are not mapped" in notice for notice in mapped.report.notices)
+    for name, tensor in plain.model.state_dict().items():
+        assert torch.equal(mapped.model.state_dict()[name], tensor), name
