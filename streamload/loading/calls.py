@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -111,7 +112,7 @@ def load_into(
         As ``load``.
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
-    with open_values(path, settings, module=module) as source:
+    with open_values(path, settings, kept=lambda: _kept(module, mapping)) as source:
         job = resolve(source, module, settings, _config(mapping, source), mapping)
         done = run(job)
         told = commit(module, done.plan, done.loaded, own=done.own, on_assign=on_assign)
@@ -164,7 +165,7 @@ def plan(
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
     pause = without_collections(_MANY)
-    with pause, open_values(path, settings, module=module) as source:
+    with pause, open_values(path, settings, kept=lambda: _kept(module, mapping)) as source:
         job = resolve(source, module, settings, _config(mapping, source), mapping)
         return plan_only(job)
 
@@ -174,6 +175,13 @@ def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]
     settings = settings_from(options, mode="auto")
     with open_values(path, settings) as source:
         return plan_only(build(source, settings)[2], attaches=True)
+
+
+def _kept(module: nn.Module, mapping: str | Mapper) -> list[str]:
+    """What is not used up by decoding: the module's own tensors, and what a dict names."""
+    groups = module.named_parameters(), module.named_buffers()
+    named = list(mapping) if isinstance(mapping, Mapping) else []
+    return [*(name for group in groups for name, _ in group), *map(str, named)]
 
 
 def _config(mapping: str | Mapper, source: Source) -> dict[str, Any] | None:
