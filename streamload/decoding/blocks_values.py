@@ -22,7 +22,6 @@ from torch import Tensor
 from streamload.decoding.blocks import Blocks
 from streamload.decoding.scratch import Parts
 
-
 _EACH = 0x01010101
 
 
