@@ -261,3 +261,64 @@ def test_the_reference_model_is_loaded(tmp_path):
     for name, tensor in loaded.model.state_dict().items():
         assert torch.equal(tensor, expected[name]), name
     assert "quantization_config" not in loaded.config
+
+
+def saved(folder: Path, model, config: dict, make, is_quantised) -> None:
+    """A folder as its makers publish it: by the library's own names, some weights quantised."""
+    model.save_pretrained(folder)
+    plain = load_file(folder / "model.safetensors")
+    stored = {}
+    for name, tensor in plain.items():
+        stored |= make(name, tensor)[0] if is_quantised(name, tensor) else {name: tensor}
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**fields, "quantization_config": config}))
+
+
+def as_theirs(folder: Path, config) -> None:
+    import transformers
+
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, quantization_config=config)
+    ours = streamload.load_transformers(folder).model.state_dict()
+    expected = theirs.state_dict()
+    assert ours.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert ours[name].dtype == tensor.dtype, name
+        assert torch.equal(ours[name], tensor), name
+
+
+def test_experts_are_decoded_and_stacked_as_by_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=48, moe_intermediate_size=16,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        num_experts=4, num_experts_per_tok=2, decoder_sparse_step=1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Qwen3MoeForCausalLM(config).bfloat16()
+    saved(tmp_path / "q", model, FP8, in_blocks, lambda name, _: "_proj" in name)
+    settings = transformers.FineGrainedFP8Config(dequantize=True, weight_block_size=(16, 16))
+    as_theirs(tmp_path / "q", settings)
+
+
+def test_experts_of_gpt_oss_are_decoded_as_by_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GptOssConfig(
+        vocab_size=40, hidden_size=64, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_local_experts=3,
+        num_experts_per_tok=2, layer_types=["sliding_attention", "full_attention"],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.GptOssForCausalLM(config).bfloat16()
+
+    def packed(name, tensor):
+        experts, inputs, outputs = tensor.shape
+        blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(115, 130, (experts, outputs, inputs // 32), dtype=torch.uint8)
+        return {f"{name}_blocks": blocks, f"{name}_scales": scales}, None
+
+    def is_packed(name, tensor):
+        return name.endswith(("gate_up_proj", "down_proj")) and tensor.dim() == 3
+
+    saved(tmp_path / "q", model, {"quant_method": "mxfp4"}, packed, is_packed)
+    as_theirs(tmp_path / "q", transformers.Mxfp4Config(dequantize=True))

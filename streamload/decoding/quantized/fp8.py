@@ -7,12 +7,14 @@ number is multiplied by, whatever it is called), DeepSeek-V4's ``scale``, Mistra
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from streamload.core.specs import TensorSpec
 from streamload.decoding.quantized.grids import GridError, pair, scaled
 from streamload.decoding.quantized.records import Found
 
+_QUOTED = re.compile(r"'([^']*)'")
 FLOATS = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 # Scales of what a layer is given, and of the key and value cache: they say nothing of weights.
 _ACTIVATIONS = (
@@ -53,7 +55,7 @@ def find(found: Found) -> None:
 
 def ignore(found: Found) -> None:
     """Scales of activations are none of a weight's."""
-    found.used.update(filter(is_ignored, found.stored))
+    found.ignored.update(filter(is_ignored, found.stored))
 
 
 def is_ignored(name: str) -> bool:
@@ -73,10 +75,9 @@ def _scales_of(name: str) -> Iterator[str]:
 
 def refuse_leftovers(found: Found, endings: tuple[str, ...]) -> None:
     """Parts of a weight of which others are missing."""
-    known = {part.name for v in found.values.values() if v.encoding for part in v.encoding.parts}
-    told = " ".join(found.problems)
+    known = found.used | found.values.keys() | set(_QUOTED.findall(" ".join(found.problems)))
     for name in found.stored:
-        if name.endswith(endings) and name not in known and repr(name) not in told:
+        if name.endswith(endings) and name not in known:
             found.problems.append(f"{name!r} lacks what belongs to it")
 
 
