@@ -29,6 +29,8 @@ def find(found: Found) -> None:
     if found.method == "mxfp8":
         blocks = blocks or [(1, 32)]
     for name, spec in found.stored.items():
+        if name.endswith(".pre_quant_scale"):  # ModelOpt's AWQ: inputs are scaled as well
+            found.problems.append(f"{name!r}: scales of a layer's inputs are not undone")
         is_packed = spec.dtype in ("I8", "U8")
         if (spec.dtype not in FLOATS and not is_packed) or is_ignored(name):
             continue
