@@ -2,8 +2,11 @@
 
 Blocks come as rows of bytes [n, bytes], values go out as float32 [n, elements]. Each formula is
 computed in the reference's order (a scale times a number, then the minimum), without fused steps.
+
 Numbers of a few bits are taken apart four bytes at a time: shifting a 32-bit word and masking each
-of its bytes is the same as shifting the bytes, and four times less work.
+of its bytes is the same as shifting the bytes. Numbers that lie side by side in one byte stand far
+apart among the values; what is taken apart stays in runs as long as can be until it is written,
+since torch's loops over a few elements cost more than the arithmetic.
 
 Source of the layouts: the structs of ggml's ``ggml-common.h``.
 """
@@ -11,6 +14,7 @@ Source of the layouts: the structs of ggml's ``ggml-common.h``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -18,7 +22,7 @@ from torch import Tensor
 from streamload.decoding.blocks import Blocks
 from streamload.decoding.scratch import Parts
 
-_BYTES = 0x01010101
+_EACH = 0x01010101
 
 
 def decode(encoding: Blocks, parts: Parts, start: int, stop: int, out: torch.Tensor) -> None:
@@ -28,121 +32,169 @@ def decode(encoding: Blocks, parts: Parts, start: int, stop: int, out: torch.Ten
     _DECODERS[encoding.type](blocks, out.view(-1, encoding.elements))
 
 
-def _floats(stored: Tensor) -> Tensor:
-    """Float16 in bytes [n, 2 k] as float32 [n, k]."""
-    return _copied(stored).view(torch.float16).float()
-
-
 def _copied(stored: Tensor) -> Tensor:
     """The bytes one after the other, at an address that larger elements may have."""
     return stored.clone(memory_format=torch.contiguous_format)
 
 
-def _fields(stored: Tensor, group: int, bits: int, count: int) -> Tensor:
-    """Numbers of a few bits of each byte, lowest bits first, as bytes.
+def _floats(stored: Tensor) -> Tensor:
+    """Float16 in bytes [n, 2 k] as float32 [n, k]."""
+    return _copied(stored).view(torch.float16).float()
+
+
+def _words(stored: Tensor) -> Tensor:
+    """Bytes [n, 4 k] as 32-bit words [n, k]."""
+    return _copied(stored).view(torch.int32)
+
+
+def _fields(words: Tensor, shift: int, bits: int) -> Tensor:
+    """The ``bits`` from ``shift`` on of each byte."""
+    mask = ((1 << bits) - 1) * _EACH
+    return (words >> shift).bitwise_and_(mask) if shift else words & mask
+
+
+def _several(words: Tensor, shifts: tuple[int, ...], bits: int) -> Tensor:
+    """``_fields`` for each of the shifts, side by side: [n, ..., k] to [n, ..., shifts, k]."""
+    each = torch.tensor(shifts, dtype=torch.int32).unsqueeze(1)
+    return (words.unsqueeze(-2) >> each).bitwise_and_(((1 << bits) - 1) * _EACH)
+
+
+def _bytes(words: Tensor, zero: int = 0) -> Tensor:
+    """Words as their bytes [n, 4 k], signed where ``zero`` is taken off; the words are given up."""
+    numbers = words.view(torch.uint8)
+    return numbers.sub_(zero).view(torch.int8) if zero else numbers
+
+
+def _put(out: Tensor, place: int, runs: int, numbers: Tensor) -> None:
+    """Numbers to their places: each run of values is ``runs`` of theirs, one after the other.
 
     Args:
-        stored: [n, bytes].
-        group: so many bytes have their first numbers before all of their second ones.
-        bits: of one number.
-        count: numbers in a byte.
-
-    Returns:
-        32-bit words [n, bytes / group, count, group / 4] of four numbers each.
+        out: [n, elements].
+        place: which of the runs they are.
+        runs: how many there are.
+        numbers: [n, k, length], bytes.
     """
-    words = _copied(stored).view(torch.int32)
-    words = words.view(stored.shape[0], -1, 1, group // 4)
-    shifts = torch.arange(0, bits * count, bits, dtype=torch.int32).view(-1, 1)
-    return (words >> shifts).bitwise_and_(((1 << bits) - 1) * _BYTES)
+    n, count, length = numbers.shape
+    out.view(n, count, runs, length)[:, :, place].copy_(numbers)
 
 
-def _scaled(out: Tensor, numbers: Tensor, scales: Tensor, minima: Tensor | None = None) -> None:
-    """``scales`` [n, k] times ``numbers``, minus ``minima`` [n, k]; each for elements / k."""
-    view = out.view(*scales.shape, -1)
-    view.copy_(numbers.view(view.shape)).mul_(scales.unsqueeze(-1))
+def _scale(out: Tensor, scales: Tensor, minima: Tensor | None = None) -> None:
+    """Values times ``scales`` [n, k], minus ``minima`` [n, k]; each is of elements / k values."""
+    view = out.view(*scales.shape, -1).mul_(scales.unsqueeze(-1))
     if minima is not None:
         view.sub_(minima.unsqueeze(-1))
-
-
-def _signed(words: Tensor, zero: int) -> Tensor:
-    """Bytes minus ``zero``."""
-    return words.view(torch.uint8).sub_(zero).view(torch.int8)
 
 
 def _q8_0(blocks: Tensor, out: Tensor) -> None:
     out.copy_(blocks[:, 2:].view(torch.int8)).mul_(_floats(blocks[:, :2]))
 
 
+def _nibbles(stored: Tensor, out: Tensor, zero: int = 0, fifth: Tensor | None = None) -> None:
+    """The low halves of 16 bytes, then the high ones; with fifth bits of their own, if any."""
+    words = _words(stored)
+    for place in (0, 1):
+        numbers = _fields(words, 4 * place, 4)
+        if fifth is not None:
+            numbers.bitwise_or_(fifth[:, 4 * place : 4 * place + 4])
+        _put(out, place, 2, _bytes(numbers, zero).unsqueeze(1))
+
+
+@lru_cache(maxsize=1)
+def _spread_bits() -> Tensor:
+    """For each byte, the 8 bytes that are 16 where one of its bits is set, lowest bit first."""
+    bits = torch.arange(256).unsqueeze(1) >> torch.arange(8) & 1
+    return (bits * 16).to(torch.uint8).view(torch.int64).squeeze(1)
+
+
+def _fifth_bits(stored: Tensor) -> Tensor:
+    """32 bits in 4 bytes as words [n, 8] of four bytes each, which are 16 or 0."""
+    return _spread_bits()[stored.to(torch.int32)].view(torch.int32)
+
+
 def _q4_0(blocks: Tensor, out: Tensor) -> None:
-    _scaled(out, _signed(_fields(blocks[:, 2:], 16, 4, 2), 8), _floats(blocks[:, :2]))
+    _nibbles(blocks[:, 2:], out, 8)
+    _scale(out, _floats(blocks[:, :2]))
 
 
 def _q4_1(blocks: Tensor, out: Tensor) -> None:
-    both = _floats(blocks[:, :4])
-    _scaled(out, _fields(blocks[:, 4:], 16, 4, 2).view(torch.uint8), both[:, :1])
-    out.add_(both[:, 1:])
-
-
-def _fifth_bits(stored: Tensor, bits: Tensor) -> Tensor:
-    """Nibbles [n, 16 bytes] with a fifth bit from [n, 4], where each byte has eight."""
-    places = torch.arange(8, dtype=torch.uint8)
-    fifth = (bits.unsqueeze(-1) >> places).bitwise_and_(1).bitwise_left_shift_(4)
-    words = _fields(stored, 16, 4, 2).view(-1, 8)
-    return words.bitwise_or_(fifth.view(-1, 32).view(torch.int32))
+    _nibbles(blocks[:, 4:], out)
+    _scale_and_add(blocks, out)
 
 
 def _q5_0(blocks: Tensor, out: Tensor) -> None:
-    words = _fifth_bits(blocks[:, 6:], blocks[:, 2:6])
-    _scaled(out, _signed(words, 16), _floats(blocks[:, :2]))
+    _nibbles(blocks[:, 6:], out, 16, _fifth_bits(blocks[:, 2:6]))
+    _scale(out, _floats(blocks[:, :2]))
 
 
 def _q5_1(blocks: Tensor, out: Tensor) -> None:
+    _nibbles(blocks[:, 8:], out, 0, _fifth_bits(blocks[:, 4:8]))
+    _scale_and_add(blocks, out)
+
+
+def _scale_and_add(blocks: Tensor, out: Tensor) -> None:
     both = _floats(blocks[:, :4])
-    words = _fifth_bits(blocks[:, 8:], blocks[:, 4:8])
-    _scaled(out, words.view(torch.uint8), both[:, :1])
-    out.add_(both[:, 1:])
+    out.mul_(both[:, :1]).add_(both[:, 1:])
 
 
 def _q2_k(blocks: Tensor, out: Tensor) -> None:
-    packed, both = blocks[:, :16], _floats(blocks[:, 80:84])
-    numbers = _fields(blocks[:, 16:80], 32, 2, 4).view(torch.uint8)
-    _scaled(out, numbers, (packed & 15) * both[:, :1], (packed >> 4) * both[:, 1:])
+    words = _words(blocks[:, 16:80])
+    for place in range(4):
+        _put(out, place, 4, _bytes(_fields(words, 2 * place, 2)).view(-1, 2, 32))
+    packed, both = _words(blocks[:, :16]), _floats(blocks[:, 80:84])
+    scales, minima = (_bytes(_fields(packed, shift, 4)) for shift in (0, 4))
+    _scale(out, scales * both[:, :1], minima * both[:, 1:])
 
 
 def _q3_k(blocks: Tensor, out: Tensor) -> None:
-    low, high = blocks[:, 96:104], blocks[:, 104:108]
-    upper = torch.cat((high, high >> 2, high >> 4, high >> 6), 1) & 3
-    scales = torch.cat((low & 15, low >> 4), 1) | upper << 4
-    words = _fields(blocks[:, 32:96], 32, 2, 4).view(-1, 1, 8, 8)
-    words.bitwise_or_(_fields(blocks[:, :32], 32, 1, 8).bitwise_left_shift_(2))
-    # The third bit is set where nothing is taken off.
-    _scaled(out, _signed(words, 4), _signed(scales, 32) * _floats(blocks[:, 108:]))
+    words = _words(blocks[:, 32:96]).view(-1, 2, 8)
+    # The third bit is set where nothing is taken off; those of a place are four bits apart.
+    third = _several(_words(blocks[:, :32]), (0, 4), 4)
+    for place in range(4):
+        numbers = _fields(words, 2 * place, 2)
+        numbers.bitwise_or_(_fields(third, place, 1).bitwise_left_shift_(2))
+        _put(out, place, 4, _bytes(numbers, 4))
+    packed = _words(blocks[:, 96:108])
+    lower = _several(packed[:, :2], (0, 4), 4).view(-1, 4)
+    upper = _several(packed[:, 2:], (0, 2, 4, 6), 2).view(-1, 4).bitwise_left_shift_(4)
+    _scale(out, _bytes(lower.bitwise_or_(upper), 32) * _floats(blocks[:, 108:]))
 
 
-def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Those of the eight runs of a block, from its first 16 bytes (Q4_K, Q5_K)."""
-    both = _floats(blocks[:, :4])
-    low, middle, high = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
-    scales = torch.cat((low & 63, (high & 15) | ((low >> 2) & 48)), 1)
-    minima = torch.cat((middle & 63, (high >> 4) | ((middle >> 2) & 48)), 1)
-    return scales * both[:, :1], minima * both[:, 1:]
+def _scale_eighths(blocks: Tensor, out: Tensor) -> None:
+    """Scales and minima of the eight runs of a block are in its first 16 bytes (Q4_K, Q5_K)."""
+    packed = _words(blocks[:, 4:16])
+    of_four, rest = packed[:, :2], packed[:, 2:]
+    others = _several(rest, (0, 4), 4).view(-1, 2)
+    others.bitwise_or_(_fields(of_four, 6, 2).bitwise_left_shift_(4))
+    numbers = _bytes(torch.stack((_fields(of_four, 0, 6), others), 2)).view(-1, 2, 8)
+    scales, minima = (numbers * _floats(blocks[:, :4]).unsqueeze(2)).unbind(1)
+    _scale(out, scales, minima)
 
 
 def _q4_k(blocks: Tensor, out: Tensor) -> None:
-    _scaled(out, _fields(blocks[:, 16:], 32, 4, 2).view(torch.uint8), *_scales_and_minima(blocks))
+    words = _words(blocks[:, 16:])
+    for place in (0, 1):
+        _put(out, place, 2, _bytes(_fields(words, 4 * place, 4)).view(-1, 4, 32))
+    _scale_eighths(blocks, out)
 
 
 def _q5_k(blocks: Tensor, out: Tensor) -> None:
-    words = _fields(blocks[:, 48:], 32, 4, 2).view(-1, 1, 8, 8)
-    words.bitwise_or_(_fields(blocks[:, 16:48], 32, 1, 8).bitwise_left_shift_(4))
-    _scaled(out, words.view(torch.uint8), *_scales_and_minima(blocks))
+    words = _words(blocks[:, 48:]).view(-1, 4, 8)
+    fifth = _words(blocks[:, 16:48])
+    for place in (0, 1):
+        numbers = _fields(words, 4 * place, 4)
+        bits = _several(fifth, (place, 2 + place, 4 + place, 6 + place), 1)
+        _put(out, place, 2, _bytes(numbers.bitwise_or_(bits.bitwise_left_shift_(4))))
+    _scale_eighths(blocks, out)
 
 
 def _q6_k(blocks: Tensor, out: Tensor) -> None:
-    words = _fields(blocks[:, :128], 64, 4, 2).view(-1, 2, 4, 8)
-    words.bitwise_or_(_fields(blocks[:, 128:192], 32, 2, 4).bitwise_left_shift_(4))
-    scales = blocks[:, 192:208].view(torch.int8) * _floats(blocks[:, 208:])
-    _scaled(out, _signed(words, 32), scales)
+    words = _words(blocks[:, :128]).view(-1, 2, 2, 8)
+    upper = _words(blocks[:, 128:192]).view(-1, 2, 8)
+    for place in (0, 1):
+        numbers = _fields(words, 4 * place, 4)
+        bits = _several(upper, (4 * place, 4 * place + 2), 2).bitwise_left_shift_(4)
+        _put(out, place, 2, _bytes(numbers.bitwise_or_(bits), 32).view(-1, 2, 64))
+    _scale(out, blocks[:, 192:208].view(torch.int8) * _floats(blocks[:, 208:]))
 
 
 _DECODERS: dict[str, Callable[[Tensor, Tensor], None]] = {

@@ -84,7 +84,10 @@ class GgufSource(BlockSource):
             if header.spare_bytes
         )
         specs = published_specs(self._metadata, tensors)
-        texts = {key: shown(value) for key, value in headers[0].metadata.items()}
+        texts = {
+            key: value if isinstance(value, str) else shown(value)
+            for key, value in headers[0].metadata.items()
+        }
         self.catalog = Catalog(specs, texts, notices, not_decoded(tensors))
         self.default_dtype = default_dtype(tensors)
         self.companions = (_GENERATION,)

@@ -211,7 +211,7 @@ def test_inspect_lists_types_sizes_and_metadata(tmp_path):
     assert {t["name"]: t["dtype"] for t in found["tensors"]}["q5_k"] == "Q5_K"
     assert {t["name"]: t["nbytes"] for t in found["tensors"]}["q8"] == 3 * 64 // 32 * 34
     assert found["totals"]["elements"] == sum(t.numel() for t in expected.values())
-    assert found["metadata"]["general.architecture"] == "'made-up'"
+    assert found["metadata"]["general.architecture"] == "made-up"
     values_of = CliRunner().invoke(cli, ["inspect", os.fspath(tmp_path / "x.gguf"), "q8", "--json"])
     assert json.loads(values_of.stdout)["mean"] == pytest.approx(expected["q8"].mean().item())
 

@@ -97,15 +97,13 @@ def split(pattern: str) -> Any:
 
 
 def qwen2() -> Any:
-    from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
-
-    return split(PRETOKENIZE_REGEX)
+    theirs = pytest.importorskip("transformers.models.qwen2.tokenization_qwen2")
+    return split(theirs.PRETOKENIZE_REGEX)
 
 
 def by_transformers(name: str) -> Any:
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
-
-    return split(GGUF_PRE_TOKENIZER_SPLITS[name])
+    theirs = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
+    return split(theirs.GGUF_PRE_TOKENIZER_SPLITS[name])
 
 
 def smollm() -> Any:
