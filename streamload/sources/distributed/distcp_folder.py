@@ -17,6 +17,7 @@ from streamload.core.wording import listed, printable
 from streamload.sources.block_source import read_each
 from streamload.sources.distributed.items import stored_object, stored_piece
 from streamload.sources.distributed.saved_metadata import (
+    Item,
     SavedState,
     SavedTensor,
     files_of,
@@ -84,6 +85,13 @@ def _check_pieces(state: SavedState, weights: Weights) -> None:
         f"tensor {name!r}: {fault}"
         for name, saved in weights.tensors.items()
         if (fault := _fault(state.tensors[saved]))
+    )
+    taken: set[Item] = set()
+    refuse(
+        f"tensor {name!r}: its piece {box} is said to be where another piece is"
+        for name, saved in weights.tensors.items()
+        for box, item in zip(state.tensors[saved].boxes, state.tensors[saved].items, strict=True)
+        if item is not None and (item in taken or taken.add(item))
     )
 
 
