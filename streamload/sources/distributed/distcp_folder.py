@@ -7,7 +7,7 @@ ordinary extent; others are read from the pieces that a run of their elements cr
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
 from streamload.core.dtypes import BY_TORCH_NAME
@@ -86,13 +86,19 @@ def _check_pieces(state: SavedState, weights: Weights) -> None:
         for name, saved in weights.tensors.items()
         if (fault := _fault(state.tensors[saved]))
     )
+    refuse(_at_one_place(state, weights))
+
+
+def _at_one_place(state: SavedState, weights: Weights) -> Iterator[str]:
+    """Pieces that are said to be stored where another one is."""
     taken: set[Item] = set()
-    refuse(
-        f"tensor {name!r}: its piece {box} is said to be where another piece is"
-        for name, saved in weights.tensors.items()
-        for box, item in zip(state.tensors[saved].boxes, state.tensors[saved].items, strict=True)
-        if item is not None and (item in taken or taken.add(item))
-    )
+    for name, saved in weights.tensors.items():
+        for box, item in zip(state.tensors[saved].boxes, state.tensors[saved].items, strict=True):
+            if item is None:
+                continue
+            if item in taken:
+                yield f"tensor {name!r}: its piece {box} is said to be where another piece is"
+            taken.add(item)
 
 
 def _fault(saved: SavedTensor) -> str:
