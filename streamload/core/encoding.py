@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from streamload.core.specs import TensorSpec
 
 # Values, and what decoding them takes, together stay in a core's second cache.
-_AT_ONCE = 1 << 17
+_AT_ONCE = 1 << 18
 
 
 @dataclass(frozen=True)

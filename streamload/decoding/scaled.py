@@ -8,29 +8,23 @@ from typing import ClassVar
 
 from streamload.core.dtypes import BY_NAME
 from streamload.core.encoding import Encoding
+from streamload.core.specs import numel
 
 # The 16 values of the 4-bit float E2M1 (OCP Microscaling Formats, table 4).
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-# NF4 of QLoRA (Dettmers et al., 2023, appendix E): quantiles of a normal distribution.
-_NF4 = (
-    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
-    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
-    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
-    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
-)
-# What 4 bits stand for, and whether the first number of a byte is in its lower ones.
-NIBBLES: dict[str, tuple[tuple[float, ...], bool]] = {
-    "fp4": ((*_E2M1, *(-value for value in _E2M1)), True),
-    "int4": (tuple(float(n - 8) for n in range(16)), True),
-    "uint4": (tuple(float(n) for n in range(16)), True),
-    "nf4": (_NF4, False),
+# What 4 bits stand for; the first number of a byte is in its lower ones.
+NIBBLES: dict[str, tuple[float, ...]] = {
+    "fp4": (*_E2M1, *(-value for value in _E2M1)),
+    "int4": tuple(float(n - 8) for n in range(16)),
+    "uint4": tuple(float(n) for n in range(16)),
 }
 _NAMES = {"F8": "fp8", "I8": "int8", "U8": "int8", "uint4": "int4", "biased8": "int8"}
 
 
 def packed(code: str, dtype: str) -> int:
     """How many numbers an element holds."""
-    return BY_NAME[dtype].bits // 4 if code in NIBBLES else BY_NAME[dtype].itemsize
+    bits = 4 if code in NIBBLES or code == "table4" else 8
+    return BY_NAME[dtype].bits // bits
 
 
 @dataclass(frozen=True)
@@ -43,14 +37,18 @@ class Scaled(Encoding):
 
     Attributes:
         code: what a number is: a safetensors name; a key of NIBBLES; ``"biased8"``, a byte that
-            is 128 too large. Several of them may share an element, along the columns.
+            is 128 too large; ``"table4"`` and ``"table8"``, places in a part that lists values,
+            the first of a byte in its upper bits. Several of them may share an element, along
+            the columns.
         rows, columns: of one matrix; all matrices follow each other.
         block: rows and columns of numbers that share a scale.
         zeros: the part that has a zero for each block, -1 if none has; ``zeros_packed`` of 4 bits
             share an element, along the rows.
         overall: the part with the one scale of all scales, -1 if none has; scales are divided by
             it if ``is_divisor``.
-        factor: what scales are multiplied by.
+        table: the part that lists values, -1 if none does.
+        factor: what each product is multiplied by at last.
+        offset: what is added then.
     """
 
     kind: ClassVar[str] = "scaled"
@@ -63,12 +61,17 @@ class Scaled(Encoding):
     zeros_packed: int = 1
     overall: int = -1
     is_divisor: bool = False
+    table: int = -1
     factor: float = 1.0
+    offset: float = 0.0
 
     @property
     def words(self) -> str:
         rows, columns = self.block
         name = _NAMES.get(self.code) or _NAMES.get(self.code[:2], self.code)
+        if self.table >= 0:
+            values = numel(self.parts[self.table].shape)
+            return f"numbers of a list of {values} in blocks of {columns}"
         if self.zeros >= 0:
             name = f"{name} with zeros"
         if columns >= self.columns:
@@ -105,6 +108,8 @@ class Scaled(Encoding):
             yield self.zeros, at * across, end * across
         if self.overall >= 0:
             yield self.overall, 0, 1
+        if self.table >= 0:
+            yield self.table, 0, numel(self.parts[self.table].shape)
 
     def scratch_bytes(self, count: int) -> int:
         # 16-bit numbers or 32-bit places in a table, and what each row multiplies by.

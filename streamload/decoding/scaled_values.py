@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import torch
@@ -17,7 +18,7 @@ _E4M3_BIAS = 256.0
 def decode(encoding: Scaled, parts: Parts, start: int, stop: int, out: torch.Tensor, /) -> None:
     """See ``registry.Decoder``; ``out`` is float32."""
     reads = {at: parts.read(at, *bounds) for at, *bounds in encoding.reads(start, stop)}
-    factor = numbers(encoding.code, reads[0], out, parts.scratch)
+    factor = numbers(encoding.code, reads[0], out, parts.scratch, reads.get(encoding.table))
     first, last = start // encoding.columns, stop // encoding.columns
     values = out.view(last - first, encoding.columns)
     across = encoding.block[1]
@@ -28,15 +29,18 @@ def decode(encoding: Scaled, parts: Parts, start: int, stop: int, out: torch.Ten
     if encoding.overall >= 0:
         overall = reads[encoding.overall].float()
         scales = scales / overall if encoding.is_divisor else scales * overall
-    scales = scales * encoding.factor if encoding.factor != 1 else scales
     if factor != 1:
         scaled = scales * factor
         # The product is the same as long as the factor itself takes no scale out of range.
-        if bool(torch.isfinite(scaled).all()):
+        if float(scaled.max()) < math.inf:
             scales = scaled
         else:
             values.mul_(factor)
     each_block(values, scales, across, torch.Tensor.mul_)
+    if encoding.factor != 1:
+        values.mul_(encoding.factor)
+    if encoding.offset:
+        values.add_(encoding.offset)
 
 
 def plain_scales(stored: torch.Tensor) -> torch.Tensor:
@@ -69,8 +73,8 @@ def each_block(values: torch.Tensor, grid: torch.Tensor, across: int, do: object
 
 def _of_rows(encoding: Scaled, grid: torch.Tensor, first: int, last: int) -> torch.Tensor:
     """The rows of ``grid`` that the rows of numbers from ``first`` to ``last`` take."""
-    if encoding.block[0] == 1:
-        return grid
+    if grid.shape[0] in (1, last - first) and (grid.shape[0] == 1 or encoding.block[0] == 1):
+        return grid.expand(last - first, -1)
     rows = torch.arange(first, last)
     at = rows // encoding.rows * encoding.grid[0] + rows % encoding.rows // encoding.block[0]
     return grid.index_select(0, at.sub_(encoding.scale_row(first)))
@@ -88,7 +92,13 @@ def _zeros(encoding: Scaled, stored: torch.Tensor, first: int, last: int) -> tor
     return _of_rows(encoding, whole[begin - skipped : end - skipped].float(), first, last)
 
 
-def numbers(code: str, stored: torch.Tensor, out: torch.Tensor, scratch: Scratch) -> float:
+def numbers(
+    code: str,
+    stored: torch.Tensor,
+    out: torch.Tensor,
+    scratch: Scratch,
+    listed: torch.Tensor | None = None,
+) -> float:
     """Write the numbers to ``out``, short of the factor that is returned.
 
     torch's own casts of 8-bit floats take about ten times as long as these.
@@ -104,13 +114,13 @@ def numbers(code: str, stored: torch.Tensor, out: torch.Tensor, scratch: Scratch
         return 1.0
     places = scratch.elements("places", bytes_.numel(), torch.int32)
     places.copy_(bytes_)
-    torch.index_select(_table(code), 0, places, out=_as_looked_up(out, code))
+    if listed is None:
+        table = _table(code)
+    else:
+        table = listed.float() if code == "table8" else _pairs(listed.float(), is_low_first=False)
+    # Two floats are one element of 64 bits: half as many are looked up.
+    torch.index_select(table, 0, places, out=out.view(table.dtype))
     return 1.0
-
-
-def _as_looked_up(out: torch.Tensor, code: str) -> torch.Tensor:
-    """Two floats are one element of 64 bits: half as many are looked up."""
-    return out.view(torch.int64) if code in NIBBLES else out
 
 
 def _eight_bits(code: str, stored: torch.Tensor, out: torch.Tensor, scratch: Scratch) -> float:
@@ -132,11 +142,14 @@ def _eight_bits(code: str, stored: torch.Tensor, out: torch.Tensor, scratch: Scr
 @cache
 def _table(code: str) -> torch.Tensor:
     """What each byte stands for: 256 floats, or 256 pairs of floats as 64 bits."""
-    every = torch.arange(256)
     if code not in NIBBLES:
         dtype: torch.dtype = getattr(torch, BY_NAME[code].torch_name or "")
-        return every.to(torch.uint8).view(dtype).float()
-    values, is_low_first = NIBBLES[code]
+        return torch.arange(256).to(torch.uint8).view(dtype).float()
+    return _pairs(torch.tensor(NIBBLES[code]), is_low_first=True)
+
+
+def _pairs(values: torch.Tensor, *, is_low_first: bool) -> torch.Tensor:
+    """What the two halves of each byte stand for, as 64 bits each."""
+    every = torch.arange(256)
     pair = (every & 15, every >> 4) if is_low_first else (every >> 4, every & 15)
-    table = torch.tensor(values)[torch.stack(pair, 1)]
-    return table.view(torch.int64).view(256)
+    return values[torch.stack(pair, 1)].view(torch.int64).view(256)

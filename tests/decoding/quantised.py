@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -268,6 +269,49 @@ def awq() -> Case:
     return Case(stored, config, {"a.weight": values})
 
 
+def state(**facts: Any) -> Tensor:
+    return torch.tensor(list(json.dumps(facts).encode()), dtype=torch.uint8)
+
+
+def four_bits(*shape: int, nested: bool) -> Callable[[], Case]:
+    """As bitsandbytes keeps them: flat, the first number of a byte in its upper bits."""
+
+    def make() -> Case:
+        count = math.prod(shape)
+        packed = whole(0, 256, count // 2, 1).to(torch.uint8)
+        table = torch.sort(torch.rand(16, generator=GENERATOR) * 2 - 1).values
+        blocks = -(-count // 64)
+        absmax = floats(blocks)
+        facts = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": list(shape)}
+        stored = {"a.weight": packed, "a.weight.quant_map": table}
+        if nested:
+            code, outer = torch.rand(256, generator=GENERATOR), floats(-(-blocks // 256))
+            small = whole(0, 256, blocks).to(torch.uint8)
+            each = outer.repeat_interleave(256)[:blocks]
+            absmax = code[small.long()] * each + 0.125
+            facts |= {"nested_blocksize": 256, "nested_offset": 0.125, "nested_dtype": "float32"}
+            stored |= {"a.weight.absmax": small, "a.weight.nested_absmax": outer}
+            stored["a.weight.nested_quant_map"] = code
+        else:
+            stored["a.weight.absmax"] = absmax
+        stored["a.weight.quant_state.bitsandbytes__nf4"] = state(**facts)
+        q = table[nibbles(packed).view(-1, 2).flip(1).reshape(-1)]
+        values = q.double() * absmax.double().repeat_interleave(64)[:count]
+        config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+        return Case(stored, config, {"a.weight": values.view(shape)})
+
+    return make
+
+
+def int8_bitsandbytes() -> Case:
+    q, s = whole(-127, 128, 30, 50).to(torch.int8), floats(30)
+    stored = {"a.weight": q, "a.SCB": s, "a.weight_format": torch.tensor(0, dtype=torch.uint8)}
+    # The library rounds twice: number x largest value, then a 127th of it.
+    values = (q.float() * s[:, None]).double() * torch.tensor(1 / 127).double()
+    config = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    return Case(stored, config, {"a.weight": values})
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "fp8 blocks": fp8(torch.float8_e4m3fn, 128, 128, 256, 384),
     "fp8 ragged": fp8(torch.float8_e4m3fn, 128, 128, 300, 200),
@@ -299,4 +343,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "gptq of 2 bits": gptq(2, "gptq"),
     "gptq in any order": gptq(4, "gptq", ordered=False),
     "awq": awq,
+    "bitsandbytes": four_bits(48, 96, nested=False),
+    "bitsandbytes, short block": four_bits(9, 22, nested=False),
+    "bitsandbytes, nested": four_bits(128, 256, nested=True),
+    "bitsandbytes, nested, short": four_bits(48, 96, nested=True),
+    "bitsandbytes int8": int8_bitsandbytes,
 }

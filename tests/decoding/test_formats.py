@@ -22,3 +22,27 @@ def test_values_are_number_times_scale(tmp_path, kind, dtype):
         assert found[name].is_contiguous()
     small = streamload.load_state_dict(path, dtype=dtype, workers=2, chunk_bytes=700)
     assert all(torch.equal(small[name], found[name]) for name in found)
+
+
+COMPRESSED = [
+    *("int8 rows", "float rows", "float blocks", "int4", "int4 zeros", "int8 words"),
+    *("int8 words, zeros", "int8 zeros", "nvfp4", "mxfp4 words"),
+]
+
+
+@pytest.mark.parametrize("kind", COMPRESSED)
+def test_values_are_those_of_compressed_tensors(tmp_path, kind):
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    case = CASES[kind]()
+    path = case.write(tmp_path / "q")
+    weights = QuantizationArgs(**case.config["config_groups"]["group_0"]["weights"])
+    scheme = QuantizationScheme(targets=["Linear"], weights=weights)
+    local = {n.removeprefix("a."): t for n, t in case.stored.items() if n.startswith("a.")}
+    compressor = BaseCompressor.get_value_from_registry(case.config["format"])
+    expected = compressor.decompress(local, scheme)["weight"]
+    # It multiplies in the scales' dtype.
+    found = streamload.load_state_dict(path, dtype=expected.dtype)["a.weight"]
+    assert torch.equal(found, expected)

@@ -74,7 +74,9 @@ def as_text(source: Source, *, show_all: bool, notices: Sequence[str] = ()) -> s
 
 def _tensor_lines(specs: list[TensorSpec], *, show_all: bool) -> list[str]:
     """A table of tensors: one row for each, or blocks that repeat folded under a heading."""
-    details = [(printable(s.name), _Facts(s.stored_dtype, s.shape, stored_bytes((s,)))) for s in specs]
+    details = [
+        (printable(s.name), _Facts(s.stored_dtype, s.shape, stored_bytes((s,)))) for s in specs
+    ]
     rows = [Row((name,), detail) for name, detail in details] if show_all else fold(details)
     block_nbytes: Counter[object] = Counter()
     for row in rows:

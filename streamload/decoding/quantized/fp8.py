@@ -73,7 +73,7 @@ def _scales_of(name: str) -> Iterator[str]:
 
 def refuse_leftovers(found: Found, endings: tuple[str, ...]) -> None:
     """Parts of a weight of which others are missing."""
-    known = {part.name for v in found.values.values() if v.encoding for part in v.encoding.parts}
+    known = found.used | found.values.keys()
     told = " ".join(found.problems)
     for name in found.stored:
         if name.endswith(endings) and name not in known and repr(name) not in told:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ class Found:
         config: ``quantization_config`` of config.json.
         method: its ``quant_method``.
         field: where in config.json it says so.
+        read: gives the bytes of a small tensor, for what only they say (shapes).
         values: name → the tensor of values, whose encoding says which stored ones make it.
         used: names of stored tensors that are nothing but parts of these, or say nothing of them.
         problems: what cannot be decoded, each with the tensor's name.
@@ -30,6 +31,7 @@ class Found:
     config: Mapping[str, Any]
     method: str
     field: str = "quantization_config"
+    read: Callable[[TensorSpec], bytes] | None = None
     values: dict[str, TensorSpec] = dataclasses.field(default_factory=dict)
     used: set[str] = dataclasses.field(default_factory=set)
     problems: list[str] = dataclasses.field(default_factory=list)
@@ -38,12 +40,12 @@ class Found:
     def keep(self, spec: TensorSpec) -> None:
         """Add a tensor of values; what it is made of is used up."""
         assert spec.encoding is not None, "these are decoded"
-        parts = {part.name for part in spec.encoding.parts}
+        parts = set(_stored_parts(spec))
         if spec.name in self.values or (spec.name in self.stored and spec.name not in parts):
             self.problems.append(f"{spec.name!r} is stored twice, quantised in two ways or plain")
             return
         self.values[spec.name] = spec
-        self.used.update(part.name for part in spec.encoding.parts if part.name != spec.name)
+        self.used.update(parts - {spec.name})
 
     def refusals(self) -> tuple[str, ...]:
         """The problems, the method first."""
@@ -56,6 +58,15 @@ class Found:
         """
         tails = {_tail(name) for name in names}
         return bool(tails) and any(_tail(name) in tails for name in self.used)
+
+
+def _stored_parts(spec: TensorSpec) -> Iterator[str]:
+    """The names of all that a tensor is made of, by way of whatever parts."""
+    if spec.encoding is None:
+        yield spec.name
+    else:
+        for part in spec.encoding.parts:
+            yield from _stored_parts(part)
 
 
 def _tail(name: str) -> str:

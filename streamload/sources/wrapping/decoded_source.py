@@ -7,11 +7,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from streamload.core.specs import TensorSpec
 from streamload.core.wording import listed, plural, printable
 from streamload.decoding.quantized.recognise import FIELDS, find_quantised
 from streamload.decoding.quantized.records import Found, in_words
 from streamload.sources.base import Source
 from streamload.sources.wrapping.wrapping_source import WrappingSource
+
+# What a method keeps in a tensor that is read while planning is a few lines of JSON.
+_MOST_BYTES = 1 << 16
 
 
 class DecodedSource(WrappingSource):
@@ -43,7 +47,7 @@ def decoded(source: Source, kept: Iterable[str] = ()) -> Source:
         source: an open checkpoint, which the one that is returned closes.
         kept: a module's tensors. If scales are among them, it takes all as it is stored.
     """
-    found = find_quantised(source.catalog, source.config()[0])
+    found = _found(source)
     if found is None or found.is_wanted_by(kept):
         return source
     return DecodedSource(source, found)
@@ -51,7 +55,7 @@ def decoded(source: Source, kept: Iterable[str] = ()) -> Source:
 
 def as_stored(source: Source) -> Source:
     """The source as it is, with a refusal in its catalog if nothing is known of its method."""
-    found = find_quantised(source.catalog, source.config()[0])
+    found = _found(source)
     if found is not None and not found.is_known:
         source.catalog = replace(source.catalog, problems=found.refusals())
     return source
@@ -63,10 +67,21 @@ def quantised_lines(source: Source) -> tuple[str, ...]:
     Raises:
         CheckpointError: the configuration cannot be used.
     """
-    found = find_quantised(source.catalog, source.config()[0])
+    found = _found(source)
     if found is None:
         return ()
     return found.refusals() or (_told(found),)
+
+
+def _found(source: Source) -> Found | None:
+    def read(spec: TensorSpec) -> bytes:
+        if spec.extent is None or spec.extent.nbytes > _MOST_BYTES:
+            return b""
+        buffer = bytearray(spec.extent.nbytes)
+        source.read_into(spec.extent, memoryview(buffer), tensor=spec.name)
+        return bytes(buffer)
+
+    return find_quantised(source.catalog, source.config()[0], read)
 
 
 def _told(found: Found) -> str:
