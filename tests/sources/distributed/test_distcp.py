@@ -242,7 +242,12 @@ def test_extra_states_reach_their_modules(tmp_path):
 def test_inspect_lists_whole_tensors(written, inner):
     done = CliRunner().invoke(main, ["inspect", str(written / "pieces-4" / inner), "--json"])
     assert done.exit_code == 0, done.output
-    tensors = {tensor["name"]: tensor for tensor in json.loads(done.stdout)["tensors"]}
+    said = json.loads(done.stdout)
+    files = {os.path.basename(file): nbytes for file, nbytes in said["files"].items()}
+    assert files.keys() == {f"__{rank}_0.distcp" for rank in range(4)}
+    assert min(files.values()) > 1000
+    assert sum(files.values()) == said["totals"]["nbytes"]
+    tensors = {tensor["name"]: tensor for tensor in said["tensors"]}
     assert tensors["expert_grid.float32"]["shape"] == [4, 6, 8]
     assert tensors["expert_grid.bfloat16"]["dtype"] == "BF16"
 
