@@ -294,8 +294,10 @@ def _fields(value: object, name: str) -> Mapping[str, Any]:
     """The fields of a dataclass's record."""
     if not _is_a(value, name):
         raise Malformed(f"{shown(value)} stands where {name} was expected")
-    state = value.parts[2] if len(value.parts) > 2 else {}
-    return _dictionary(state, name)
+    state = _dictionary(value.parts[2] if len(value.parts) > 2 else {}, name)
+    if not all(isinstance(field, str) for field in state):
+        raise Malformed(f"{name} has a field without a name")
+    return state
 
 
 def _dictionary(value: object, what: str) -> Mapping[Any, Any]:
