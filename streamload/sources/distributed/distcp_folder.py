@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from streamload.core.dtypes import BY_TORCH_NAME
 from streamload.core.errors import CheckpointError, naming, refuse
@@ -42,11 +42,11 @@ def open_distcp(folder: str, *, given: str, prefix: str | None = None) -> Assemb
             absent or cut; or a piece of the model's tensors is missing, overlaps another, or is of
             another shape or type than the metadata says. All problems of a kind are listed.
     """
-    saved_bytes = sum(
-        os.path.getsize(os.path.join(folder, name))
-        for name in names_in(folder)
-        if name.endswith(DISTCP_ENDING)
-    )
+    saved_bytes = 0
+    for name in names_in(folder):
+        if name.endswith(DISTCP_ENDING):
+            with suppress(OSError):  # said where it is opened
+                saved_bytes += os.path.getsize(os.path.join(folder, name))
     path = os.path.join(folder, DISTCP_METADATA)
     state = read_metadata(path, saved_bytes=saved_bytes)
     with naming(path):

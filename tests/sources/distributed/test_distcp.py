@@ -138,6 +138,7 @@ def test_the_optimizer_is_never_read(judged, tmp_path):
         ({"state_dict": {"a.w": 1}, "epoch": 3}, None, ["a.w"], "'epoch'"),
         ({"app": {"model": {"a.w": 1}, "optim": {"a.w": 2}}}, None, ["a.w"], "'app.model.'"),
         ({"app": {"model": {"a.w": 1}, "optim": {"a.w": 2}}}, "app.model", ["a.w"], ""),
+        ({"app": {"model": {"a.w": 1}, "optim": {"a.w": 2}}}, "app", ["model.a.w"], ""),
         # torchtitan: the model's names at the top, training state under names of its own.
         ({"a.w": 1, "optimizer": {"state.a.w.exp_avg": 2}, "train_state": {"step": 4}}, None,
          ["a.w"], "'optimizer'"),
@@ -303,6 +304,19 @@ def test_metadata_that_is_absent(copied):
     assert ".distcp" in str(refusal(copied))
     (copied / "__0.metadata").write_bytes(b"")
     assert "saved for itself" in str(refusal(copied))
+
+
+def test_links_that_lead_nowhere(copied):
+    (copied / "__1_0.distcp").unlink()
+    (copied / "__1_0.distcp").symlink_to("nowhere")
+    assert "is a link to 'nowhere'" in str(refusal(copied))
+
+
+def test_metadata_alone(copied):
+    for file in copied.glob("*.distcp"):
+        file.unlink()
+    (copied / "config.json").write_text("{}")
+    assert "__3_0.distcp is absent" in str(refusal(copied))
 
 
 def test_one_file_of_the_folder(copied):
