@@ -81,6 +81,8 @@ def staging_bytes(spec: TensorSpec) -> int:
     encoding, itemsize = spec.encoding, BY_NAME[spec.dtype].itemsize
     if encoding is None:
         return 0 if spec.extent is not None else spec.nbytes
+    if not spec.nbytes:
+        return 0
     count = min(values_at_once(encoding), spec.nbytes // itemsize)
     held = count * itemsize + encoding.scratch_bytes(count)
     for at, first, last in encoding.reads(0, count):

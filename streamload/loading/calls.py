@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -111,7 +112,7 @@ def load_into(
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
     with open_layers(path, settings.layers, settings.prefix) as source:
-        source = decoded(source, kept=names_of(module))
+        source = decoded(source, kept=_kept(module, mapping))
         job = resolve(source, module, settings, _config(mapping, source), mapping)
         done = run(job)
         told = commit(module, done.plan, done.loaded, own=done.own, on_assign=on_assign)
@@ -163,7 +164,7 @@ def plan(
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
     with open_layers(path, settings.layers, settings.prefix) as source:
-        source = decoded(source, kept=names_of(module))
+        source = decoded(source, kept=_kept(module, mapping))
         job = resolve(source, module, settings, _config(mapping, source), mapping)
         return measured(plan_load(job))
 
@@ -175,11 +176,11 @@ def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]
         return measured(plan_load(build(decoded(source), settings)[2]))
 
 
-def names_of(module: nn.Module) -> list[str]:
-    """The names of a module's parameters and buffers."""
-    return [
-        name for group in (module.named_parameters(), module.named_buffers()) for name, _ in group
-    ]
+def _kept(module: nn.Module, mapping: str | Mapper) -> list[str]:
+    """What is not used up by decoding: the module's own tensors, and what a dict names."""
+    groups = module.named_parameters(), module.named_buffers()
+    named = list(mapping) if isinstance(mapping, Mapping) else []
+    return [*(name for group in groups for name, _ in group), *map(str, named)]
 
 
 def _config(mapping: str | Mapper, source: Source) -> dict[str, Any] | None:

@@ -261,3 +261,135 @@ def test_the_reference_model_is_loaded(tmp_path):
     for name, tensor in loaded.model.state_dict().items():
         assert torch.equal(tensor, expected[name]), name
     assert "quantization_config" not in loaded.config
+
+
+def saved(folder: Path, model, config: dict, make, is_quantised) -> None:
+    """A folder as its makers publish it: by the library's own names, some weights quantised."""
+    model.save_pretrained(folder)
+    plain = load_file(folder / "model.safetensors")
+    stored = {}
+    for name, tensor in plain.items():
+        stored |= make(name, tensor)[0] if is_quantised(name, tensor) else {name: tensor}
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**fields, "quantization_config": config}))
+
+
+def as_theirs(folder: Path, config) -> None:
+    import transformers
+
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, quantization_config=config)
+    ours = streamload.load_transformers(folder).model.state_dict()
+    expected = theirs.state_dict()
+    assert ours.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert ours[name].dtype == tensor.dtype, name
+        assert torch.equal(ours[name], tensor), name
+
+
+def test_experts_are_decoded_and_stacked_as_by_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=48, moe_intermediate_size=16,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        num_experts=4, num_experts_per_tok=2, decoder_sparse_step=1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Qwen3MoeForCausalLM(config).bfloat16()
+    saved(tmp_path / "q", model, FP8, in_blocks, lambda name, _: "_proj" in name)
+    settings = transformers.FineGrainedFP8Config(dequantize=True, weight_block_size=(16, 16))
+    as_theirs(tmp_path / "q", settings)
+
+
+def test_experts_of_gpt_oss_are_decoded_as_by_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GptOssConfig(
+        vocab_size=40, hidden_size=64, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_local_experts=3,
+        num_experts_per_tok=2, layer_types=["sliding_attention", "full_attention"],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.GptOssForCausalLM(config).bfloat16()
+
+    def packed(name, tensor):
+        experts, inputs, outputs = tensor.shape
+        blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(115, 130, (experts, outputs, inputs // 32), dtype=torch.uint8)
+        return {f"{name}_blocks": blocks, f"{name}_scales": scales}, None
+
+    def is_packed(name, tensor):
+        return name.endswith(("gate_up_proj", "down_proj")) and tensor.dim() == 3
+
+    saved(tmp_path / "q", model, {"quant_method": "mxfp4"}, packed, is_packed)
+    as_theirs(tmp_path / "q", transformers.Mxfp4Config(dequantize=True))
+
+
+class TestOtherFiles:
+    """Parts that lie elsewhere than in the safetensors file of one folder."""
+
+    @pytest.mark.parametrize("zipped", [True, False])
+    @pytest.mark.parametrize("turned", [True, False])
+    def test_torch_files(self, tmp_path, case, zipped, turned):
+        path = case.write(tmp_path / "q")
+        (path / "model.safetensors").unlink()
+        if turned:  # its bytes are in another order
+            q = case.stored["a.weight"].view(torch.uint8)
+            case.stored["a.weight"] = q.t().contiguous().t().view(torch.float8_e4m3fn)
+        target = path / "pytorch_model.bin"
+        torch.save(case.stored, target, _use_new_zipfile_serialization=zipped)
+        found = streamload.load_state_dict(path, dtype="bfloat16", chunk_bytes=999)
+        assert found.keys() == case.values.keys()
+        assert torch.equal(found["a.weight"], case.values["a.weight"].float().bfloat16())
+
+    def test_scales_in_another_shard(self, tmp_path, case):
+        path = case.write(tmp_path / "q")
+        (path / "model.safetensors").unlink()
+        weight_map = {}
+        for at, (name, tensor) in enumerate(case.stored.items(), 1):
+            weight_map[name] = f"model-{at:05d}-of-00003.safetensors"
+            save_file({name: tensor}, path / weight_map[name])
+        index = {"metadata": {}, "weight_map": weight_map}
+        (path / "model.safetensors.index.json").write_text(json.dumps(index))
+        found = streamload.load_state_dict(path, dtype="float32")
+        assert torch.equal(found["a.weight"], case.values["a.weight"].float())
+
+    def test_a_language_model_among_several_parts(self, tmp_path, case):
+        path = case.write(tmp_path / "q")
+        config = {"model_type": "none", "text_config": {"quantization_config": case.config, "n": 1}}
+        (path / "config.json").write_text(json.dumps(config))
+        found = streamload.load_state_dict(path, dtype="float32")
+        assert torch.equal(found["a.weight"], case.values["a.weight"].float())
+        streamload.convert(path, tmp_path / "plain", dtype="float16")
+        written = json.loads((tmp_path / "plain/config.json").read_text())
+        assert written["text_config"] == {"n": 1}
+        with pytest.warns(UserWarning, match=r"quantization_config \(fp8\)|not applied"):
+            streamload.load_state_dict(path)
+
+
+def test_a_dict_that_names_scales_takes_what_is_stored(tmp_path, case):
+    path = case.write(tmp_path / "q")
+    module = nn.Module()
+    module.q = nn.Parameter(torch.empty(300, 200, dtype=torch.float8_e4m3fn), False)
+    module.s = nn.Parameter(torch.empty(3, 2), False)
+    names = {"a.weight": "q", "a.weight_scale_inv": "s"}
+    streamload.load_into(module, path, mapping=names, strict=False)
+    assert torch.equal(module.s, case.stored["a.weight_scale_inv"])
+    assert torch.equal(module.q.view(torch.uint8), case.stored["a.weight"].view(torch.uint8))
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0,), (3, 0, 4)])
+def test_weights_without_values(tmp_path, shape):
+    stored = {"a.weight": torch.empty(shape).to(torch.float8_e4m3fn)}
+    stored |= {"a.weight_scale": torch.ones(1), "b": torch.ones(2)}
+    path = Case(stored, {"quant_method": "fp8"}, {}).write(tmp_path / "q")
+    found = streamload.load_state_dict(path, dtype="float32", workers=2)
+    assert found["a.weight"].shape == shape
+    assert found["b"].tolist() == [1, 1]
+
+
+def test_a_row_of_numbers(tmp_path):
+    q = eight_bits(torch.float8_e4m3fn, 77)
+    stored = {"a.weight": q, "a.weight_scale": torch.tensor(0.3)}
+    path = Case(stored, {"quant_method": "fp8"}, {}).write(tmp_path / "q")
+    found = streamload.load_state_dict(path, dtype="float32")["a.weight"]
+    assert torch.equal(found, q.float() * torch.tensor(0.3))

@@ -60,9 +60,10 @@ def _is_map(found: object) -> bool:
 
 def _scheme(weights: Mapping[str, Any]) -> _Scheme:
     bits = size(weights.get("num_bits", 8), "num_bits")
-    strategy = weights.get("strategy")
-    if strategy in ("group", "tensor_group"):
-        return _Scheme(bits, ((1, size(weights.get("group_size"), "group_size")),))
+    strategy, group = weights.get("strategy"), weights.get("group_size")
+    # Older files leave the strategy open where a size of groups says it.
+    if strategy in ("group", "tensor_group") or (strategy is None and group not in (None, -1)):
+        return _Scheme(bits, ((1, size(group, "group_size")),))
     if strategy == "block":
         return _Scheme(bits, tuple(pair(weights.get("block_structure"), "block_structure")))
     return _Scheme(bits, ())

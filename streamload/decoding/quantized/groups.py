@@ -14,7 +14,7 @@ _WORDS = ".qweight"
 def find_gptq(found: Found) -> None:
     """GPTQ: words hold inputs; ``checkpoint_format: gptq_v2`` stores zeros as they are."""
     form = found.config.get("checkpoint_format") or "gptq"
-    if form not in ("gptq", "gptq_v2"):
+    if form not in ("gptq", "gptq_v2") or found.config.get("is_marlin_format"):
         raise GridError(f"checkpoint_format {form!r:.60} is not decoded")
     _find(found, by_columns=False, zero_offset=int(form == "gptq"))
 

@@ -22,7 +22,8 @@ class Found:
         field: where in config.json it says so.
         read: gives the bytes of a small tensor, for what only they say (shapes).
         values: name → the tensor of values, whose encoding says which stored ones make it.
-        used: names of stored tensors that are nothing but parts of these, or say nothing of them.
+        used: names of stored tensors that are nothing but parts of these.
+        ignored: names of stored tensors that say nothing of weights.
         problems: what cannot be decoded, each with the tensor's name.
         is_known: there is a decoder for the method.
     """
@@ -34,6 +35,7 @@ class Found:
     read: Callable[[TensorSpec], bytes] | None = None
     values: dict[str, TensorSpec] = dataclasses.field(default_factory=dict)
     used: set[str] = dataclasses.field(default_factory=set)
+    ignored: set[str] = dataclasses.field(default_factory=set)
     problems: list[str] = dataclasses.field(default_factory=list)
     is_known: bool = True
 
@@ -56,8 +58,8 @@ class Found:
 
         Names may differ in what comes before a tensor's own module.
         """
-        tails = {_tail(name) for name in names}
-        return bool(tails) and any(_tail(name) in tails for name in self.used)
+        tails = {tail(name) for name in names}
+        return bool(tails) and any(tail(name) in tails for name in self.used)
 
 
 def _stored_parts(spec: TensorSpec) -> Iterator[str]:
@@ -69,7 +71,8 @@ def _stored_parts(spec: TensorSpec) -> Iterator[str]:
             yield from _stored_parts(part)
 
 
-def _tail(name: str) -> str:
+def tail(name: str) -> str:
+    """What names of one tensor have in common, whatever stands before its own module."""
     return ".".join(name.split(".")[-2:])
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from streamload.core.specs import TensorSpec
 from streamload.core.wording import listed, plural, printable
-from streamload.decoding.quantized.recognise import FIELDS, find_quantised
-from streamload.decoding.quantized.records import Found, in_words
+from streamload.decoding.quantized.recognise import find_quantised, without_quantisation
+from streamload.decoding.quantized.records import Found, in_words, tail
 from streamload.sources.base import Source
 from streamload.sources.wrapping.wrapping_source import WrappingSource
 
@@ -24,10 +24,13 @@ class DecodedSource(WrappingSource):
     Args:
         inner: has the parts.
         found: what of it is quantised.
+        kept: a module's tensors, which are not hidden.
     """
 
-    def __init__(self, inner: Source, found: Found) -> None:
-        super().__init__(inner, found.values.values(), found.used)
+    def __init__(self, inner: Source, found: Found, kept: Iterable[str] = ()) -> None:
+        tails = {tail(name) for name in kept}
+        ignored = {name for name in found.ignored if tail(name) not in tails}
+        super().__init__(inner, found.values.values(), found.used | ignored)
         notices, problems = self.catalog.notices, found.refusals()
         if found.values:
             notices = (*notices, _told(found))
@@ -35,9 +38,7 @@ class DecodedSource(WrappingSource):
 
     def config(self) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
         config, notices = self.inner.config()
-        if config is None:
-            return None, notices
-        return {name: value for name, value in config.items() if name not in FIELDS}, notices
+        return config and without_quantisation(config), notices
 
 
 def decoded(source: Source, kept: Iterable[str] = ()) -> Source:
@@ -47,10 +48,10 @@ def decoded(source: Source, kept: Iterable[str] = ()) -> Source:
         source: an open checkpoint, which the one that is returned closes.
         kept: a module's tensors. If scales are among them, it takes all as it is stored.
     """
-    found = _found(source)
-    if found is None or found.is_wanted_by(kept):
+    found, names = _found(source), list(kept)
+    if found is None or found.is_wanted_by(names):
         return source
-    return DecodedSource(source, found)
+    return DecodedSource(source, found, names)
 
 
 def as_stored(source: Source) -> Source:
