@@ -66,6 +66,11 @@ class Encoding(ABC):
         """How many values are decoded at once, about: so that they stay in a core's caches."""
         return _AT_ONCE
 
+    @property
+    def may_refuse(self) -> bool:
+        """True if its parts can turn out to contradict each other, which only their values tell."""
+        return any(part.encoding is not None and part.encoding.may_refuse for part in self.parts)
+
     def scratch_bytes(self, count: int) -> int:
         """What decoding ``count`` values takes for a moment, beside them and what is read."""
         del count

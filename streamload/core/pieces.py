@@ -140,6 +140,10 @@ class Agreeing(Encoding):
     def words(self) -> str:
         return plural(len(self.parts), "copy", "copies")
 
+    @property
+    def may_refuse(self) -> bool:
+        return True
+
     def reads(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         for part in range(len(self.parts)):
             yield part, start, stop

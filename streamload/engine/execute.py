@@ -229,8 +229,8 @@ class _Stream:
     def rehearse(self, tensors: Sequence[PlannedTensor]) -> None:
         """Make the tensors that may be refused, one at a time, and throw them away.
 
-        What is overwritten in place cannot be taken back: sums that do not fit, and overflows
-        where these are refused, must be known before the first byte is written.
+        What is overwritten in place cannot be taken back: sums that do not fit, copies that differ,
+        and overflows where these are refused, must be known before the first byte is written.
         """
         risky = [Group(None, [replace(t, is_new=True)]) for t in tensors if self._may_refuse(t)]
         alone = replace(self, counter=Counter(0), run=Execution())
@@ -240,6 +240,9 @@ class _Stream:
         refuses_overflow = self.plan.options.overflow == "refuse"
         if tensor.reduces:
             return refuses_overflow or is_whole(torch_dtype(tensor.dtype))
+        encodings = [self.plan.stored[name].encoding for name in tensor.sources]
+        if any(encoding is not None and encoding.may_refuse for encoding in encodings):
+            return True
         return refuses_overflow and any(
             can_overflow(torch_dtype(self.plan.stored[name].dtype), torch_dtype(tensor.dtype))
             for name in tensor.sources

@@ -129,7 +129,8 @@ def _open_path(real: str, given: str, layers: frozenset[int] | None, prefix: str
         if is_url(real):
             return _open_files([real], given, prefix)
         inside = os.path.dirname(real) or os.curdir
-        if os.path.basename(real) == DISTCP_METADATA and is_distcp(inside):
+        is_metadata = os.path.basename(real) == DISTCP_METADATA and os.path.isfile(real)
+        if is_metadata and is_distcp(inside):
             return _open_folder(inside, given, layers, prefix)
         if real.endswith(DISTCP_ENDING) and os.path.isfile(real):
             raise CheckpointError(

@@ -50,7 +50,11 @@ def names_in(folder: str) -> list[str]:
 def is_distcp(folder: str) -> bool:
     """True for a folder of torch.distributed.checkpoint, by the names of its files."""
     names = names_in(folder)
-    return DISTCP_METADATA in names and any(name.endswith(DISTCP_ENDING) for name in names)
+    if DISTCP_METADATA not in names:
+        return False
+    # With nothing that could be meant instead, its files are absent.
+    rest = [name for name in names if not name.startswith(".") and not name.endswith(".json")]
+    return not rest or any(name.endswith(DISTCP_ENDING) for name in rest)
 
 
 def choose_files(files: Sequence[str], endings: tuple[str, ...]) -> list[str] | None:

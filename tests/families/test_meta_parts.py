@@ -59,6 +59,19 @@ def meta(peer, tmp_path):
     return make
 
 
+def meta_whole(folder):
+    """The same model of parts that agree, with other values."""
+    whole = folder.parent / "agreeing"
+    whole.mkdir()
+    for path in folder.glob("*.pth"):
+        part = torch.load(path)
+        torch.save(
+            {name: torch.zeros_like(tensor) for name, tensor in part.items()}, whole / path.name
+        )
+    (whole / "params.json").write_text((folder / "params.json").read_text())
+    return whole
+
+
 def refusal(folder):
     with pytest.raises(StreamloadError) as caught:
         streamload.load(folder)
@@ -115,6 +128,13 @@ def test_norms_that_differ_are_refused(meta):
     assert "by up to 0.25" in text
     with pytest.raises(CheckpointError, match="ffn_norm"), streamload.open_checkpoint(folder) as s:
         s.tensor("layers.1.ffn_norm.weight")
+    # Nothing of a module that holds data is overwritten before they have been compared.
+    model = streamload.load(meta_whole(folder)).model
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(CheckpointError, match="ffn_norm") as caught:
+        streamload.load_into(model, folder)
+    assert "overwritten" not in str(caught.value)
+    assert all(same_bits(tensor, before[n]) for n, tensor in model.state_dict().items())
     with pytest.raises(CheckpointError, match="ffn_norm"):
         streamload.convert(folder, folder.parent / "new")
     assert not (folder.parent / "new").exists()

@@ -18,6 +18,13 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 
+from tests.fuzz.distcp_bombs import (
+    metadata_of_long_names,
+    metadata_of_many_pieces,
+    metadata_of_nothing_but_tables,
+    metadata_of_one_list_of_pieces,
+    metadata_of_one_place,
+)
 from tests.fuzz.judge import at_most, limit_bytes, limit_s
 
 __all__ = ["BOMBS", "main"]
@@ -469,6 +476,13 @@ CHECKPOINTS: dict[str, list[Callable[[], bytes]]] = {
         the_same_key_twice,
     ],
     "model.safetensors.index.json": [an_index_of_many_files, an_index_of_long_names],
+    ".metadata": [
+        metadata_of_one_list_of_pieces,
+        metadata_of_many_pieces,
+        metadata_of_one_place,
+        metadata_of_long_names,
+        metadata_of_nothing_but_tables,
+    ],
     "config.json": [
         a_configuration_of_empty_objects,
         a_configuration_with_a_long_type,
@@ -577,6 +591,8 @@ def _written(folder: str) -> Iterator[tuple[str, str]]:
             for other in ("generation_config.json", "adapter_config.json"):
                 with open(os.path.join(folder, title, other), "wb") as file:
                     file.write(make())
+        if name == ".metadata":
+            torch.save(torch.zeros(1), os.path.join(folder, title, "__0_0.distcp"))
         with open(path, "wb") as file:
             file.write(make())
         yield title, path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamload.cli.render.folding import Row, by_block, fold
@@ -101,5 +101,15 @@ def _nbytes_by(source: Source, attribute: str) -> Counter[str]:
     """Bytes in the files of the tensors that share their ``stored_dtype`` or ``file``."""
     sizes: Counter[str] = Counter()
     for spec in source.catalog.values():
-        sizes[getattr(spec, attribute)] += stored_bytes((spec,))
+        # What a tensor is made of may lie in several files.
+        for part in _stored(spec) if attribute == "file" else (spec,):
+            sizes[getattr(part, attribute)] += stored_bytes((part,))
     return sizes
+
+
+def _stored(spec: TensorSpec) -> Iterator[TensorSpec]:
+    if spec.encoding is None:
+        yield spec
+        return
+    for part in spec.encoding.parts:
+        yield from _stored(part)

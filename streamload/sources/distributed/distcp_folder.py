@@ -7,8 +7,8 @@ ordinary extent; others are read from the pieces that a run of their elements cr
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 
 from streamload.core.dtypes import BY_TORCH_NAME
 from streamload.core.errors import CheckpointError, naming, refuse
@@ -17,6 +17,7 @@ from streamload.core.wording import listed, printable
 from streamload.sources.block_source import read_each
 from streamload.sources.distributed.items import stored_object, stored_piece
 from streamload.sources.distributed.saved_metadata import (
+    Item,
     SavedState,
     SavedTensor,
     files_of,
@@ -41,11 +42,11 @@ def open_distcp(folder: str, *, given: str, prefix: str | None = None) -> Assemb
             absent or cut; or a piece of the model's tensors is missing, overlaps another, or is of
             another shape or type than the metadata says. All problems of a kind are listed.
     """
-    saved_bytes = sum(
-        os.path.getsize(os.path.join(folder, name))
-        for name in names_in(folder)
-        if name.endswith(DISTCP_ENDING)
-    )
+    saved_bytes = 0
+    for name in names_in(folder):
+        if name.endswith(DISTCP_ENDING):
+            with suppress(OSError):  # said where it is opened
+                saved_bytes += os.path.getsize(os.path.join(folder, name))
     path = os.path.join(folder, DISTCP_METADATA)
     state = read_metadata(path, saved_bytes=saved_bytes)
     with naming(path):
@@ -85,6 +86,19 @@ def _check_pieces(state: SavedState, weights: Weights) -> None:
         for name, saved in weights.tensors.items()
         if (fault := _fault(state.tensors[saved]))
     )
+    refuse(_at_one_place(state, weights))
+
+
+def _at_one_place(state: SavedState, weights: Weights) -> Iterator[str]:
+    """Pieces that are said to be stored where another one is."""
+    taken: set[Item] = set()
+    for name, saved in weights.tensors.items():
+        for box, item in zip(state.tensors[saved].boxes, state.tensors[saved].items, strict=True):
+            if item is None:
+                continue
+            if item in taken:
+                yield f"tensor {name!r}: its piece {box} is said to be where another piece is"
+            taken.add(item)
 
 
 def _fault(saved: SavedTensor) -> str:

@@ -53,6 +53,12 @@ _KNOWN = frozenset((*_RECORDS, *_PROPERTIES, *_FORMATS, *_PATHS, str(_GETATTR)))
 _FIELDS = {"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"}
 _VERSIONS = (None, "1.0.0")
 _BYTES_PER_OBJECT = 16
+# What torch writes of a piece takes at least 140 bytes.
+_LEAST_BYTES_PER_PIECE = 24
+# Nearly all of this pickle is objects, where that of a torch file has values beside it: what it may
+# build and the work that takes are those of a file this many times as large. Torch's take a third.
+_SIZES = 16
+_MAX_PATH_CHARS = 4096
 
 Path: TypeAlias = tuple[str, ...]
 
@@ -112,7 +118,7 @@ def read_metadata(path: str, *, saved_bytes: int) -> SavedState:
         data = file.read(0, size)
         with without_collections(size // _BYTES_PER_OBJECT):
             try:
-                return _state(data, size + saved_bytes)
+                return _state(data, min(size + saved_bytes, _SIZES * size))
             except RefusedGlobal as error:
                 raise CheckpointError(
                     f"{error}, a function or class that can run code, and is refused as a whole"
@@ -140,13 +146,15 @@ def _state(data: bytes, file_bytes: int) -> SavedState:
     places = _places(_dictionary(fields.get("storage_data"), "storage_data"))
     tensors: dict[str, SavedTensor] = {}
     objects: dict[str, Item | None] = {}
+    left = len(data) // _LEAST_BYTES_PER_PIECE
     for name, value in _dictionary(fields.get("state_dict_metadata"), "its state dict").items():
         if not isinstance(name, str):
             raise Malformed(f"a tensor stands under {shown(name)}, which is no name")
         if _is_a(value, f"{_OWN}.BytesStorageMetadata"):
             objects[name] = places.get((name, None))
         else:
-            tensors[name] = _tensor(name, value, places)
+            tensors[name] = _tensor(name, value, places, left)
+            left -= len(tensors[name].boxes)
     names = {*tensors, *objects}
     return SavedState(tensors, objects, _paths(fields.get("planner_data"), names))
 
@@ -165,6 +173,8 @@ def _places(stored: Mapping[object, object]) -> _Places:
         if not isinstance(name, str) or not (offset is None or _is_size(offset)):
             raise Malformed("a stored item without a name")
         file, start, nbytes = (info.get(k) for k in ("relative_path", "offset", "length"))
+        if isinstance(file, str) and len(file) > _MAX_PATH_CHARS:
+            raise Malformed(f"{shown(name)} is in a file whose name has {len(file)} characters")
         if fault := fault_of_name(file):
             raise Malformed(f"{shown(name)}: {fault}")
         if transforms := info.get("transform_descriptors"):
@@ -181,12 +191,14 @@ def _places(stored: Mapping[object, object]) -> _Places:
     return found
 
 
-def _tensor(name: str, value: object, places: _Places) -> SavedTensor:
+def _tensor(name: str, value: object, places: _Places, most: int) -> SavedTensor:
     fields = _fields(value, f"{_OWN}.TensorStorageMetadata")
     dtype = _dtype(name, fields.get("properties"))
     shape, chunks = fields.get("size"), fields.get("chunks")
     if not _is_size(shape) or not isinstance(chunks, list):
         raise Malformed(f"{shown(name)} has no shape or no pieces")
+    if len(chunks) > most:
+        raise Malformed("it says of more pieces than a file of its size should")
     boxes = []
     for chunk in chunks:
         box = _fields(chunk, f"{_OWN}.ChunkStorageMetadata")
@@ -250,10 +262,11 @@ def _paths(planned: object, names: set[str]) -> dict[str, Path]:
         return {}
     found: dict[str, Path] = {}
     for name, keys in _dictionary(planned, "planner_data").items():
-        if not isinstance(name, str) or not isinstance(keys, tuple):
+        if not isinstance(name, str) or not isinstance(keys, tuple) or len(keys) > len(name) + 1:
             raise Malformed("planner_data is no table of names")
         path = tuple([key if isinstance(key, str) else str(key) for key in keys if _is_step(key)])
-        if len(path) != len(keys) or ".".join(path) != name:
+        chars = sum(map(len, path)) + len(path) - 1
+        if len(path) != len(keys) or chars != len(name) or ".".join(path) != name:
             raise Malformed(f"planner_data leads to {shown(name)} by other keys")
         if name in names:
             found[name] = path
@@ -281,8 +294,10 @@ def _fields(value: object, name: str) -> Mapping[str, Any]:
     """The fields of a dataclass's record."""
     if not _is_a(value, name):
         raise Malformed(f"{shown(value)} stands where {name} was expected")
-    state = value.parts[2] if len(value.parts) > 2 else {}
-    return _dictionary(state, name)
+    state = _dictionary(value.parts[2] if len(value.parts) > 2 else {}, name)
+    if not all(isinstance(field, str) for field in state):
+        raise Malformed(f"{name} has a field without a name")
+    return state
 
 
 def _dictionary(value: object, what: str) -> Mapping[Any, Any]:

@@ -42,10 +42,11 @@ def choose_weights(state: SavedState, prefix: str | None, *, file_bytes: int) ->
     """
     start = f"{prefix}." if prefix and not prefix.endswith(".") else prefix or ""
     if start and any(name.startswith(start) for name in state.tensors):
-        under = {name: name for name in state.tensors if name.startswith(start)}
-        objects = {name: name for name in state.objects if name.startswith(start)}
-        left = [name for name in (*state.tensors, *state.objects) if not name.startswith(start)]
-        return Weights(under, objects, _left_out({name.split(".")[0] for name in left}))
+        under = {name: name for name in state.tensors if _is_wanted(name, start)}
+        objects = {name: name for name in state.objects if _is_wanted(name, start)}
+        left = {name for name in (*state.tensors, *state.objects) if not _is_wanted(name, start)}
+        keys = {n.split(".")[0] if not n.startswith(start) else _key(n, start) for n in left}
+        return Weights(under, objects, _left_out(keys))
     if not state.paths:
         return _flat(state)
     root = _nested(state)
@@ -60,6 +61,19 @@ def choose_weights(state: SavedState, prefix: str | None, *, file_bytes: int) ->
     if nests:
         notices.append(f"names are those under {listed(map(repr, nests), 3)}")
     return Weights(tensors, objects, tuple(notices))
+
+
+def _key(name: str, start: str) -> str:
+    """The first word behind the prefix, with it."""
+    return start + name[len(start) :].split(".")[0]
+
+
+def _is_wanted(name: str, start: str) -> bool:
+    """True for what stands under a prefix, training state beside it left out."""
+    if not name.startswith(start):
+        return False
+    first, dot, _ = name[len(start) :].partition(".")
+    return not (dot and TRAINING_STATE.fullmatch(first))
 
 
 def _nested(state: SavedState) -> dict[Any, Any]:

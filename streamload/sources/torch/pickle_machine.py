@@ -40,7 +40,8 @@ class Machine:
         data: the pickle, from ``start``.
         file_bytes: the size of the whole file.
         legacy: of the format before the zip one.
-        inert: names that are data where this pickle's format has them, whatever else they can do.
+        inert: of a format that is records alone: names that are data there, whatever else they can
+            do. Its objects have attributes, and no items.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class Machine:
 
     def extend(self, values: list[object]) -> None:
         target = self.stack[-1]
-        if isinstance(target, Placeholder | Call):
+        if isinstance(target, Placeholder | Call) and not self.inert:
             target = target.parts
         if not isinstance(target, list):
             raise Malformed("items for something that is no list")
@@ -146,7 +147,7 @@ class Machine:
 
     def update(self, values: list[object]) -> None:
         target = self.stack[-1]
-        if isinstance(target, Placeholder):
+        if isinstance(target, Placeholder) and not self.inert:
             target.parts.extend(values)
             return
         if not isinstance(target, dict) or len(values) % 2:

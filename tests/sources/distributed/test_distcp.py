@@ -138,6 +138,7 @@ def test_the_optimizer_is_never_read(judged, tmp_path):
         ({"state_dict": {"a.w": 1}, "epoch": 3}, None, ["a.w"], "'epoch'"),
         ({"app": {"model": {"a.w": 1}, "optim": {"a.w": 2}}}, None, ["a.w"], "'app.model.'"),
         ({"app": {"model": {"a.w": 1}, "optim": {"a.w": 2}}}, "app.model", ["a.w"], ""),
+        ({"app": {"model": {"a.w": 1}, "optim": {"a.w": 2}}}, "app", ["model.a.w"], ""),
         # torchtitan: the model's names at the top, training state under names of its own.
         ({"a.w": 1, "optimizer": {"state.a.w.exp_avg": 2}, "train_state": {"step": 4}}, None,
          ["a.w"], "'optimizer'"),
@@ -242,7 +243,12 @@ def test_extra_states_reach_their_modules(tmp_path):
 def test_inspect_lists_whole_tensors(written, inner):
     done = CliRunner().invoke(main, ["inspect", str(written / "pieces-4" / inner), "--json"])
     assert done.exit_code == 0, done.output
-    tensors = {tensor["name"]: tensor for tensor in json.loads(done.stdout)["tensors"]}
+    said = json.loads(done.stdout)
+    files = {os.path.basename(file): nbytes for file, nbytes in said["files"].items()}
+    assert files.keys() == {f"__{rank}_0.distcp" for rank in range(4)}
+    assert min(files.values()) > 1000
+    assert sum(files.values()) == said["totals"]["nbytes"]
+    tensors = {tensor["name"]: tensor for tensor in said["tensors"]}
     assert tensors["expert_grid.float32"]["shape"] == [4, 6, 8]
     assert tensors["expert_grid.bfloat16"]["dtype"] == "BF16"
 
@@ -298,6 +304,19 @@ def test_metadata_that_is_absent(copied):
     assert ".distcp" in str(refusal(copied))
     (copied / "__0.metadata").write_bytes(b"")
     assert "saved for itself" in str(refusal(copied))
+
+
+def test_links_that_lead_nowhere(copied):
+    (copied / "__1_0.distcp").unlink()
+    (copied / "__1_0.distcp").symlink_to("nowhere")
+    assert "is a link to 'nowhere'" in str(refusal(copied))
+
+
+def test_metadata_alone(copied):
+    for file in copied.glob("*.distcp"):
+        file.unlink()
+    (copied / "config.json").write_text("{}")
+    assert "__3_0.distcp is absent" in str(refusal(copied))
 
 
 def test_one_file_of_the_folder(copied):

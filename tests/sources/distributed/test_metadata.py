@@ -85,6 +85,11 @@ def _swapped(found: Metadata) -> None:
     stored[one], stored[two] = stored[two], stored[one]
 
 
+def _doubled(found: Metadata) -> None:
+    stored = found.storage_data
+    stored[at(found, "bias.float32", 4)] = stored[at(found, "bias.float32", 0)]  # type: ignore[index]
+
+
 def _nested(found: Metadata) -> None:
     """Something lies under the name of a value."""
     found.state_dict_metadata["step.x"] = of("steps")(found)
@@ -138,6 +143,9 @@ FAULTS: dict[str, tuple[Change, str]] = {
         _stored("rows.float32", (6, 0), offset=1 << 40), "cut short"),
     "a place before the beginning": (_stored("rows.float32", (6, 0), offset=-5), "at no place"),
     "a place in the middle": (_stored("rows.float32", (6, 0), offset=7), "__1_0.distcp"),
+    "two pieces at one place": (_doubled, "bias.float32': its piece [4:7] is said to be where"),
+    "a long file name": (
+        _stored("rows.float32", (6, 0), relative_path="x" * 5000), "has 5000 characters"),
     "a length": (_stored("rows.float32", (6, 0), length=100), "rows.float32"),
     "no pieces at all": (_set(storage_data=None), "storage_data is None"),
     "no tensors at all": (_set(state_dict_metadata={}, planner_data={}), "holds no tensors at all"),
