@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,7 +31,9 @@ def load_model(path: str, *, by_transformers: bool, **options: Any) -> Loaded:
         return streamload.load_transformers(path, **options)
     from streamload.loading.ahead import ahead_of_load, let_go
 
-    with ahead_of_load(path, options):
+    # Where torch is there already, nothing is waited for.
+    is_waiting = "torch" not in sys.modules
+    with ahead_of_load(path, options) if is_waiting else nullcontext():
         load = streamload.load  # brings torch
     try:
         return load(path, **options)

@@ -9,6 +9,7 @@ Nothing here decides anything: what was guessed wrong is let go. No torch import
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,6 +22,7 @@ from streamload.mapping.transforms import Transpose
 from streamload.sources.base import Source
 from streamload.sources.detect import open_checkpoint
 from streamload.sources.files import OpenFile
+from streamload.sources.hub import folder_of
 from streamload.system.filesystems import reason_to_read
 from streamload.system.mappings import offer_mapping, withdraw_mappings
 from streamload.system.memory import available_memory
@@ -30,6 +32,7 @@ from streamload.system.pages import made_ahead, note_ahead, offer_pages, populat
 _PIECE_BYTES = 8 << 20
 # Where less than this is left beside all of it, nothing is done ahead.
 _LEAST_ROOM_BYTES = 512 << 20
+_PATIENCE_S = 1.0
 # Options under which a load does not simply read this file to this machine's memory.
 _OTHERWISE = ("cache", "quantize", "layers", "prefix", "layout")
 
@@ -57,7 +60,7 @@ def ahead_of_load(path: str, options: Mapping[str, Any]) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join()
+        thread.join(_PATIENCE_S)  # a disk or a file system may be slow to answer
 
 
 def let_go() -> None:
@@ -69,10 +72,15 @@ def let_go() -> None:
 
 def _work(path: str, options: Mapping[str, Any], stop: threading.Event) -> None:
     # Whatever is wrong with the checkpoint or the options, the load will say.
-    with suppress(Exception), open_checkpoint(path) as source, ExitStack() as opened:
+    with suppress(Exception), ExitStack() as opened:
+        if not _is_quickly_read(path):
+            return
+        source = opened.enter_context(open_checkpoint(path))
         needs = _needs(source, options)
         total = sum(needs.made) + sum(extent.nbytes for extent in needs.read)
         if total + _LEAST_ROOM_BYTES > available_memory().bytes:
+            return
+        if stop.is_set():
             return
         paths = {extent.file for extent in needs.read}
         files = {file: opened.enter_context(OpenFile(file)) for file in sorted(paths)}
@@ -93,6 +101,13 @@ def _work(path: str, options: Mapping[str, Any], stop: threading.Event) -> None:
                     note_ahead(anonymous_bytes=piece_bytes)
 
 
+def _is_quickly_read(path: str) -> bool:
+    """True for safetensors, whose headers take milliseconds; others would delay the import."""
+    path = folder_of(path)
+    names = os.listdir(path) if os.path.isdir(path) else [path]
+    return any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names)
+
+
 def _map_ahead(files: Mapping[str, OpenFile], extents: list[Extent], stop: threading.Event) -> None:
     bases: dict[str, int] = {}
     kinds: dict[int, str] = {}
@@ -100,7 +115,7 @@ def _map_ahead(files: Mapping[str, OpenFile], extents: list[Extent], stop: threa
         with files[path].descriptor() as descriptor:
             if reason_to_read(path, descriptor, kinds):
                 return
-            base = offer_mapping(descriptor)
+            base = None if stop.is_set() else offer_mapping(descriptor)
         if base is not None:
             bases[path] = base
     for extent in _pieces(extents, stop):

@@ -21,11 +21,12 @@ from torch import nn
 from streamload.residency.choice import MARGIN_BYTES, MappedBlock, Residency
 from streamload.residency.direct import AgainFile
 from streamload.residency.reader import BlockReader, Fill
-from streamload.system.pages import are_resident
+from streamload.system.pages import are_resident, was_written
 
 # Rows of activations that live at once in a block, as wide as its widest, in float32.
 _ROWS = 8
 _WIDEST_ITEM = 4
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
 @dataclass
@@ -44,6 +45,16 @@ class _Weight:
     version: int
     place: int
 
+    @property
+    def nbytes(self) -> int:
+        """From its first byte to its last."""
+        return self._count * self.mapped.element_size()
+
+    @property
+    def _count(self) -> int:
+        pairs = zip(self.mapped.shape, self.mapped.stride(), strict=True)
+        return 1 + sum((n - 1) * step for n, step in pairs)
+
     def is_as_loaded(self) -> bool:
         """False if somebody wrote to it or gave it other memory: then it is left alone."""
         is_same = self.tensor.data_ptr() == self.mapped.data_ptr()
@@ -52,12 +63,16 @@ class _Weight:
     def move_to(self, memory: mmap.mmap) -> bool:
         if not self.is_as_loaded():
             return False
-        shape, strides = self.mapped.shape, self.mapped.stride()
-        count = 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
         # A storage of its own range, as the mapped tensor has.
-        flat = torch.frombuffer(memory, dtype=self.mapped.dtype, count=count, offset=self.place)
-        self.tensor.data = flat.as_strided(shape, strides)
+        dtype, count = self.mapped.dtype, self._count
+        flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=self.place)
+        self.tensor.data = flat.as_strided(self.mapped.shape, self.mapped.stride())
         return True
+
+    def has_its_values(self) -> bool:
+        """True if what it holds is what the file holds, bit by bit."""
+        bits = _WHOLE[self.mapped.element_size()]
+        return torch.equal(self.tensor.data.view(bits), self.mapped.view(bits))
 
     def move_back(self, address: int) -> None:
         """To the file, if it lies where ``move_to`` put it, and nobody wrote to it there."""
@@ -83,6 +98,9 @@ class _Block:
     memory: mmap.mmap | None = None
 
     def move_to(self, memory: mmap.mmap) -> None:
+        """The weights are what was read to ``memory``, unless somebody has changed them."""
+        if self.was_written():
+            return
         with torch.inference_mode(mode=False):
             for weight in self.weights:
                 weight.move_to(memory)
@@ -94,8 +112,15 @@ class _Block:
         self.address = 0
 
     def was_changed(self) -> bool:
-        """True if somebody wrote to a weight in the block's own memory."""
-        return any(w.tensor._version != w.version for w in self.weights)
+        """True if somebody wrote to a weight in the block's own memory.
+
+        Writes through ``tensor.data`` are counted nowhere: the values say it.
+        """
+        return any(w.tensor._version != w.version or not w.has_its_values() for w in self.weights)
+
+    def was_written(self) -> bool:
+        """True if somebody wrote to the mapping itself, which then is no longer the file's."""
+        return any(was_written(w.mapped.data_ptr(), w.nbytes) for w in self.weights)
 
 
 class _Using(NamedTuple):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+import os
 import sys
 import threading
 from functools import lru_cache
@@ -75,6 +76,21 @@ def are_resident(address: int, nbytes: int) -> bool:
         return False
     # Only the lowest bit of each byte is defined; today's kernels set no other.
     return b"\0" not in pages.raw
+
+
+def was_written(address: int, nbytes: int) -> bool:
+    """True if a page of a private mapping was written to, and so is the file's no longer.
+
+    proc(5), ``/proc/PID/pagemap``: of each page's eight bytes the highest has bit 7 if it is in
+    memory, 6 if it is swapped out, and 5 if it is that of a file.
+    """
+    first, last = address // _PAGE, (address + nbytes - 1) // _PAGE
+    try:
+        with open("/proc/self/pagemap", "rb", buffering=0) as file:
+            found = os.pread(file.fileno(), (last + 1 - first) * 8, first * 8)
+    except OSError:  # no such system, or not told
+        return False
+    return any(flags & 0b1100_0000 and not flags & 0b0010_0000 for flags in set(found[7::8]))
 
 
 def empty_pages(

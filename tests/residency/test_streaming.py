@@ -136,6 +136,12 @@ def change_in_place(model):
             block.mlp.fc1.weight.mul_(0.5)
 
 
+def change_behind_torch(model):
+    for block in model.blocks:
+        block.mlp.fc2.weight.data += 0.25  # counts no version, as in many a merge of adapters
+        block.mlp.fc2.bias.data[3] = 1.0
+
+
 def change_dtype(model):
     model.double()
 
@@ -146,7 +152,9 @@ def change_tensors(model):
 
 
 @pytest.mark.parametrize("used_before", [False, True])
-@pytest.mark.parametrize("change", [change_in_place, change_dtype, change_tensors])
+@pytest.mark.parametrize(
+    "change", [change_in_place, change_behind_torch, change_dtype, change_tensors]
+)
 def test_what_a_user_changes_is_kept(folder, monkeypatch, change, used_before):
     plain = streamload.load(folder).model
     change(plain)
@@ -300,21 +308,23 @@ def test_an_output_that_is_a_view_of_a_weight_outlives_the_buffer(folder, monkey
 
 
 def test_threads_end_with_the_model(folder, monkeypatch):
-    def running():
-        return [t for t in threading.enumerate() if t.name.startswith("streamload-blocks")]
+    before = set(threading.enumerate())
 
-    before = len(running())
+    def running():
+        new = set(threading.enumerate()) - before
+        return [thread for thread in new if thread.name.startswith("streamload-blocks")]
+
     with squeezed(monkeypatch, folder, 2):
         model = streamload.load(folder).model
-        assert len(running()) == before  # none before it is used
+        assert not running()  # none before it is used
         tokens(model)
-        assert len(running()) > before
+        assert running()
         del model
         gc.collect()
-    end_s = time.monotonic() + 10
-    while len(running()) > before and time.monotonic() < end_s:
+    end_s = time.monotonic() + 20
+    while running() and time.monotonic() < end_s:
         time.sleep(0.01)
-    assert len(running()) == before
+    assert not running()
 
 
 def test_a_child_process_uses_the_mapping(folder, monkeypatch, expected):
