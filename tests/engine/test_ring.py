@@ -3,6 +3,7 @@ checked by ``test_waits``."""
 
 import gc
 import math
+import sys
 import threading
 import time
 import weakref
@@ -23,6 +24,7 @@ from streamload.engine.lanes.moves import scatter, scatter_all
 from streamload.engine.lanes.ring import Move, Ring
 from streamload.planning.build import build_plan
 from streamload.sources.in_memory import MemorySource
+from tests.engine import null_device
 from tests.engine.fake_device import FakeOps
 from tests.engine.rounds import DEVICE, RULES, OneFile, load, stored_tensors
 
@@ -256,6 +258,14 @@ class TestMemory:
             load(ops, stored, source=Broken(stored), slots=8)
         assert ops.done
         assert not ops.queued
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("shape", [(8, 1024, 4096), (4000, 4, 256)])
+def test_host_memory_is_the_ring_and_little_more_read_from_outside(tmp_path, shape):
+    path = null_device.holes(str(tmp_path), *shape)
+    peak = null_device.peak_bytes(path, 2, ring_bytes=24 << 20)
+    assert peak < (24 << 20) + (64 << 20)
 
 
 class TestRing:
