@@ -140,7 +140,8 @@ def _same(one: torch.Tensor, two: torch.Tensor) -> bool:
     if one.dtype != two.dtype or one.shape != two.shape:
         return False
     bits = [
-        t.detach().contiguous().view(-1).view(torch.uint8).view(t.numel(), -1) for t in (one, two)
+        t.detach().contiguous().view(-1).view(torch.uint8).view(t.numel(), t.element_size())
+        for t in (one, two)
     ]
     equal = (bits[0] == bits[1]).all(1)
     if one.is_floating_point():

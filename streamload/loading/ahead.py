@@ -23,6 +23,7 @@ from streamload.sources.base import Source
 from streamload.sources.detect import open_checkpoint
 from streamload.sources.files import OpenFile
 from streamload.sources.hub import folder_of
+from streamload.sources.remote.urls import is_url
 from streamload.system.filesystems import reason_to_read
 from streamload.system.mappings import offer_mapping, withdraw_mappings
 from streamload.system.memory import available_memory
@@ -34,7 +35,7 @@ _PIECE_BYTES = 8 << 20
 _LEAST_ROOM_BYTES = 512 << 20
 _PATIENCE_S = 1.0
 # Options under which a load does not simply read this file to this machine's memory.
-_OTHERWISE = ("cache", "quantize", "layers", "prefix", "layout")
+_OTHERWISE = ("cache", "quantize", "layers", "prefix", "layout", "adapter")
 
 
 class _Needs(NamedTuple):
@@ -103,6 +104,8 @@ def _work(path: str, options: Mapping[str, Any], stop: threading.Event) -> None:
 
 def _is_quickly_read(path: str) -> bool:
     """True for safetensors, whose headers take milliseconds; others would delay the import."""
+    if is_url(path):
+        return False
     path = folder_of(path)
     names = os.listdir(path) if os.path.isdir(path) else [path]
     return any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names)

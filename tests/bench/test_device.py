@@ -159,6 +159,7 @@ class TestEachCheckCanFail:
         assert values.differing(one, two) == ["b"]
         assert values.differing(one, {"a": one["a"]}) == ["b"]
         assert values.differing({"a": one["a"].half()}, {"a": one["a"]}) == ["a"]
+        assert not values.differing({"a": torch.empty(0, 3)}, {"a": torch.empty(0, 3)})
 
     def test_overflows(self, machine, sizes, monkeypatch):
         monkeypatch.setattr(FakeOps, "counters", lambda self, n, s: torch.zeros(n).long())

@@ -313,6 +313,69 @@ def test_each_tensor_goes_to_its_own_device():
     assert set(made["c"]) == {"qk.2"}
 
 
+class TestCudaOperations:
+    """What is asked of torch, by a torch that only writes it down."""
+
+    @pytest.fixture
+    def ops(self, monkeypatch):
+        from streamload.engine.lanes import cuda
+
+        self.asked, self.here, self.kept, self.fails = [], [0], 0, False
+
+        def empty(nbytes, *, dtype, device, pin_memory=False):
+            self.asked.append((nbytes, str(device), pin_memory))
+            if self.fails:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return torch.zeros(1, dtype=dtype)
+
+        monkeypatch.setattr(cuda.torch, "empty", empty)
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda d: 100 + self.kept)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda d: 100)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda d: (7, 10))
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: self.here[-1])
+        monkeypatch.setattr(torch.cuda, "set_device", self.here.append)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda d: object())
+        monkeypatch.setattr(cuda, "_STREAMS", {})
+        return cuda.CudaOps("cuda:1")
+
+    def test_memory_is_reserved_once_unless_torch_has_kept_enough(self, ops):
+        sizes = [4 << 20, 100, (2 << 20) + 1]  # small ones share segments of torch's own
+        nbytes = (4 << 20) + (2 << 20) + 512
+        ops.reserve(sizes)
+        assert self.asked == [(nbytes, "cuda:1", False)]
+        self.kept = nbytes
+        ops.reserve(sizes)
+        ops.reserve([])
+        assert len(self.asked) == 1
+        self.kept, self.fails = nbytes - 1, True
+        ops.reserve(sizes)  # what does not fit in one piece is no error
+        assert len(self.asked) == 2
+
+    def test_what_torch_keeps_counts_as_free(self, ops):
+        self.kept = 50
+        assert ops.free_bytes() == 57
+
+    def test_streams_stay_for_each_device(self, ops):
+        from streamload.engine.lanes.cuda import CudaOps
+
+        first = ops.streams()
+        assert first == CudaOps("cuda:1").streams() == ops.streams()
+        assert first != CudaOps("cuda:0").streams()
+
+    def test_a_thread_is_set_to_its_device_once(self, ops):
+        ops.bind()
+        ops.bind()
+        assert self.here == [0, 1]
+
+    def test_only_the_ring_is_page_locked(self, ops):
+        ops.host(64)
+        ops.pageable(64)
+        assert [(device, pinned) for _, device, pinned in self.asked] == [
+            ("cpu", True),
+            ("cpu", False),
+        ]
+
+
 @pytest.mark.gpu
 @needs_cuda
 class TestCuda:

@@ -2,22 +2,29 @@
 checked by ``test_waits``."""
 
 import gc
+import math
+import sys
 import threading
 import time
 import weakref
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
 
+from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import CheckpointError, ReadError, StreamloadError
 from streamload.core.options import Settings
-from streamload.core.specs import Extent
+from streamload.core.specs import Extent, contiguous_strides
+from streamload.engine.chunks import Part
 from streamload.engine.execute import execute
 from streamload.engine.lanes.device import DeviceLane
-from streamload.engine.lanes.ring import Ring
+from streamload.engine.lanes.moves import scatter, scatter_all
+from streamload.engine.lanes.ring import Move, Ring
 from streamload.planning.build import build_plan
 from streamload.sources.in_memory import MemorySource
+from tests.engine import null_device
 from tests.engine.fake_device import FakeOps
 from tests.engine.rounds import DEVICE, RULES, OneFile, load, stored_tensors
 
@@ -68,6 +75,49 @@ def test_no_overflow_is_dropped_while_a_reader_is_still_queueing(turn):
     ops = Slow(turn, device=DEVICE)
     with pytest.raises(StreamloadError, match=r"'turned\.2': 41 finite values overflow F16"):
         load(ops, stored, dtype=torch.float16, overflow="refuse", **sizes)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_memory_that_is_overwritten_in_place_goes_the_same_way(seed):
+    class Noting(FakeOps):
+        def scatter(self, moves, stream):
+            super().scatter(moves, stream)
+            targets.update(move.target.data_ptr() for move in moves)
+
+    targets = set()
+    stored = {f"w.{i}": torch.randn(40, 3) for i in range(9)}
+    existing = {n: (torch.zeros_like(t, dtype=torch.bfloat16),) for n, t in stored.items()}
+    source, ops = OneFile(stored), Noting(seed, device=DEVICE)
+    plan = build_plan(source.catalog, None, None, Settings(device=DEVICE, dtype=BY_NAME["BF16"]))
+    plan = replace(plan, tensors=tuple(replace(t, is_new=False) for t in plan.tensors))
+    with patch.object(torch.autograd.graph, "increment_version"):
+        execute(plan, source, DeviceLane(ops, slots=2, slot_bytes=1024), existing=existing)
+    assert targets == {tensor.data_ptr() for (tensor,) in existing.values()}
+    assert ops.host_bytes <= 2 * 1024
+    for name, (tensor,) in existing.items():
+        assert torch.equal(tensor, stored[name].bfloat16()), name
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float32, torch.half)])
+def test_runs_that_go_together_are_written_as_if_alone(dtypes):
+    """What CUDA does with a batch, on memory of the host's."""
+    stored, target = dtypes
+    source = torch.randn(64).to(stored)
+    shapes = [((5,), (1,)), ((3, 4), (4, 1)), ((4, 3), (1, 4)), ((7,), (1,)), ((1,), (1,))]
+    moves, alone, at = [], [], 0
+    for shape, strides in shapes:
+        count = math.prod(shape)
+        part = Part(0, shape, strides, 0, contiguous_strides(shape), 2)
+        for made in (moves, alone):
+            made.append(Move(source, at, part, torch.zeros(count + 3, dtype=target), None))
+        at += count
+    moves.append(Move(source, 0, moves[0].part, torch.zeros(9, dtype=torch.float64), None))
+    alone.append(Move(source, 0, moves[0].part, torch.zeros(9, dtype=torch.float64), None))
+    scatter_all(moves)
+    for move, other in zip(moves, alone, strict=True):
+        scatter(other)
+        assert torch.equal(move.target, other.target)
+        assert move.target.any()
 
 
 class TestJoinedReads:
@@ -208,6 +258,14 @@ class TestMemory:
             load(ops, stored, source=Broken(stored), slots=8)
         assert ops.done
         assert not ops.queued
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("shape", [(8, 1024, 4096), (4000, 4, 256)])
+def test_host_memory_is_the_ring_and_little_more_read_from_outside(tmp_path, shape):
+    path = null_device.holes(str(tmp_path), *shape)
+    peak = null_device.peak_bytes(path, 2, ring_bytes=24 << 20)
+    assert peak < (24 << 20) + (64 << 20)
 
 
 class TestRing:

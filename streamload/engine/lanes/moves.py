@@ -44,7 +44,8 @@ def scatter_all(moves: Sequence[Move]) -> None:
     for move in moves:
         part, dtype = move.part, move.target.dtype
         is_run = part.source_strides == (1,) == part.target_strides
-        if is_run and dtype == move.source.dtype and dtype in _TOGETHER:
+        is_plain = dtype == move.source.dtype and dtype in _TOGETHER
+        if is_run and is_plain and not move.target.is_inference():
             picked, view = _views(move)
             targets, sources = runs.setdefault(dtype, ([], []))
             targets.append(view)
