@@ -26,7 +26,7 @@ SIGNATURES = {
     "plan": "module path * mapping expected_layers **options",
     "iter_tensors": "path * names **options",
     "open_checkpoint": "path",
-    "convert": "source path * names dtype max_shard_bytes progress",
+    "convert": "source path * names dtype max_shard_bytes adapter progress",
     "export": "module path * mapping dtype max_shard_bytes",
     "generate": "model ids * max_new_tokens temperature top_k top_p seed stop_token",
     "empty_weights": "",

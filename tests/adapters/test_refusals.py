@@ -44,10 +44,10 @@ def without(tensors: dict[str, torch.Tensor], part: str) -> dict[str, torch.Tens
 WRONG: dict[str, tuple[dict[str, torch.Tensor], dict[str, Any], tuple[str, ...]]] = {
     "LoHa": (pair(Q, 6, 4), {"peft_type": "LOHA"}, ("LOHA", "LORA")),
     "IA3": ({f"{Q}.ia3_l": torch.ones(6, 1)}, {"peft_type": "IA3"}, ("IA3",)),
-    "a prompt": ({"prompt_embeddings": torch.ones(2, 4)}, {"peft_type": "PROMPT_TUNING"}, ("TUNING",)),
+    "a prompt": ({"prompt_embeddings": torch.ones(2, 4)}, {"peft_type": "P_TUNING"}, ("P_TUNING",)),
     "no kind": (pair(Q, 6, 4), {"peft_type": None}, ("without peft_type",)),
     "QA-LoRA": (pair(Q, 6, 4), {"use_qalora": True}, ("use_qalora",)),
-    "PiSSA": (pair(Q, 6, 4), {"init_lora_weights": "pissa_niter_4"}, ("pissa_niter_4", "path_initial")),
+    "PiSSA": (pair(Q, 6, 4), {"init_lora_weights": "pissa_niter_4"}, ("pissa_niter_4", "initial")),
     "repeated layers": (pair(Q, 6, 4), {"layer_replication": [[0, 2]]}, ("layer_replication",)),
     "another base": (pair("blocks.7.w", 6, 4), {}, ("another base", "blocks.7.w.lora_A")),
     "other shapes": (pair(Q, 6, 5), {}, ("[2, 5]", "[6, 2]", "[6, 4]", Q)),
@@ -117,7 +117,7 @@ WRONG: dict[str, tuple[dict[str, torch.Tensor], dict[str, Any], tuple[str, ...]]
         ("mlp.experts.lora_A", "for no tensor"),
     ),
     "integers of an adapter": (
-        {f"{Q}.lora_A.weight": torch.ones(2, 4, dtype=torch.int8), f"{Q}.lora_B.weight": torch.ones(6, 2)},
+        pair(Q, 6, 4) | {f"{Q}.lora_A.weight": torch.ones(2, 4, dtype=torch.int8)},
         {},
         ("int8", f"{Q}.lora_A"),
     ),
