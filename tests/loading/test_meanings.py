@@ -64,6 +64,7 @@ def test_an_adapter_alone(tmp_path):
             streamload.load_into, module, alone / "adapter_model.safetensors", strict=strict
         )
         assert said.startswith("this is, or holds, a PEFT adapter (LORA of the base model 'org/")
+        assert "adapter= (--adapter)" in said
 
 
 def test_an_adapter_beside_its_base_is_told(tmp_path, tensors):
