@@ -166,7 +166,7 @@ class _Parts(WrappingSource):
 
     def _column_norms(self, spec: TensorSpec) -> torch.Tensor:
         from streamload.decoding.low_rank import LowRank
-        from streamload.decoding.low_rank_values import column_norms
+        from streamload.decoding.values.low_rank import column_norms
         from streamload.sources.blocks import bytes_of, torch_dtype
         from streamload.sources.wrapping.reader import Reader
 

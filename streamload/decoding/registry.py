@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
     from streamload.decoding.scratch import Parts
 
-# Encoding.kind → the module below ``streamload.decoding`` whose ``decode`` it takes.
+# Encoding.kind → the module below ``streamload.decoding.values`` whose ``decode`` it takes.
 _MODULES = {
-    "blocks": "blocks_values",
-    "packed": "packed_values",
-    "pairs": "pairs_values",
-    "added": "overlaid_values",
-    "low_rank": "low_rank_values",
-    "replaced": "overlaid_values",
-    "rows_replaced": "overlaid_values",
-    "scaled": "scaled_values",
-    "pieces": "pieces_values",
-    "agreeing": "agreeing_values",
+    "blocks": "blocks",
+    "packed": "packed",
+    "pairs": "pairs",
+    "added": "overlaid",
+    "low_rank": "low_rank",
+    "replaced": "overlaid",
+    "rows_replaced": "overlaid",
+    "scaled": "scaled",
+    "pieces": "pieces",
+    "agreeing": "agreeing",
 }
 
 
@@ -47,5 +47,5 @@ class Decoder(Protocol):
 @cache
 def decoder_of(kind: str) -> Decoder:
     """The decoder of all encodings of a kind."""
-    found: Decoder = import_module(f"streamload.decoding.{_MODULES[kind]}").decode
+    found: Decoder = import_module(f"streamload.decoding.values.{_MODULES[kind]}").decode
     return found

@@ -50,7 +50,7 @@ def test_values_are_those_of_compressed_tensors(tmp_path, kind):
 
 def test_all_powers_of_two():
     """As OCP's E8M0: 2 to the byte less 127, and 255 is no number."""
-    from streamload.decoding.scaled_values import plain_scales
+    from streamload.decoding.values.scaled import plain_scales
 
     every = torch.arange(256).to(torch.uint8)
     found = plain_scales(every)

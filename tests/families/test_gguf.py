@@ -302,7 +302,7 @@ def test_other_types_are_refused_by_name(tmp_path):
 def test_any_bytes_decode_as_the_library_decodes_them(kind):
     """Not numbers and infinite scales included, and runs cut at any block."""
     from streamload.decoding.blocks import Blocks
-    from streamload.decoding.blocks_values import decode
+    from streamload.decoding.values.blocks import decode
     from streamload.sources.gguf.block_types import block_type
 
     found = block_type(int(GGMLQuantizationType[kind]))

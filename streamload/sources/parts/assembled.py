@@ -113,7 +113,7 @@ class AssembledSource(BlockSource):
 
     def _piece(self, name: str, copies: Sequence[StoredTensor]) -> torch.Tensor:
         """The values of one piece; its copies must agree."""
-        from streamload.decoding.agreeing_values import refuse_difference
+        from streamload.decoding.values.agreeing import refuse_difference
 
         first, *others = copies
         values = read_values(self._files[first.spec.file], first)

@@ -1,0 +1,1 @@
+"""The decoders: rows of stored bytes to rows of values, by torch."""
