@@ -170,6 +170,7 @@ class ConvertingSource(Source):
     def __init__(self, inner: Source, computed: Mapping[str, Computed]) -> None:
         self.path = inner.path
         self.objects, self.versions = inner.objects, inner.versions
+        self.is_remote, self.buffer_bytes = inner.is_remote, inner.buffer_bytes
         self._inner = inner
         self._computed = {c.spec.name: c for c in computed.values()}
         specs = {name: c.spec for name, c in self._computed.items()}
@@ -204,6 +205,12 @@ class ConvertingSource(Source):
 
     def release(self, extent: Extent) -> None:
         self._inner.release(extent)
+
+    def received(self) -> tuple[int, int]:
+        return self._inner.received()
+
+    def interrupt(self) -> None:
+        self._inner.interrupt()
 
     def check_unchanged(self) -> None:
         self._inner.check_unchanged()
