@@ -20,6 +20,7 @@ from streamload.saving.pipeline import Place, fill
 from streamload.saving.staged_folder import StagedFolder
 from streamload.sources.base import Source
 from streamload.sources.index import read_index
+from streamload.sources.remote.urls import is_url
 from streamload.system.peaks import PeakSampler
 
 # What a folder's weights are called. Those under our own names get a name of their own: as
@@ -54,6 +55,8 @@ def write_checkpoint(
     Returns:
         What was written; the caller adds names, time and memory.
     """
+    if is_url(path):
+        raise WriteError("is an address: checkpoints are written to this machine only", path=path)
     if path.lower().endswith(".safetensors"):
         if max_shard_bytes is not None:
             raise ValueError("max_shard_bytes needs a folder, not one file")

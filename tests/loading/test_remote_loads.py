@@ -214,6 +214,7 @@ class TestCommands:
             (("load", "{}", "--mode", "map"), "--mode map needs a file on this machine: --cache"),
             (("bench", "{}"), "on this machine"),
             (("convert", "{}x", "/nowhere"), "no checkpoint"),
+            (("convert", "{0}", "{0}/new?sig=HUSH"), "written to this machine only"),
         ],
     )
     def test_failures_are_one_line(self, url, args, text):

@@ -34,14 +34,14 @@ def using(site: Site) -> Iterator[Site]:
         leave_site(site)
 
 
-def leave_site(site: Site) -> None:
+def leave_site(site: Site, *, wait: bool = True) -> None:
     """One file less: the last one closes all connections."""
     with _lock:
         site.users -= 1
         if site.users:
             return
         _sites.remove(site)
-    site.close()
+    site.close() if wait else site.stop()
 
 
 def _added(site: Site) -> Site:

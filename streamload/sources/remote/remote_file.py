@@ -25,12 +25,12 @@ class RemoteFile(ReadableFile):
     """
 
     is_remote = True
+    _site: Site | None = None
 
     def __init__(self, path: str) -> None:
         url = parse_url(path)
         self.path = url.shown
         self._at = url.path
-        self._site: Site | None = None
         site = find_site(url)
         try:
             self._head = site.head(url.path)
@@ -111,4 +111,6 @@ class RemoteFile(ReadableFile):
             leave_site(site)
 
     def __del__(self) -> None:
-        self.close()
+        site, self._site = self._site, None
+        if site is not None:
+            leave_site(site, wait=False)  # a collection may run in one of its own threads

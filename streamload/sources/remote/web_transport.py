@@ -67,7 +67,7 @@ class WebTransport(Transport):
         self._moved: dict[str, _Target] = {}
         self._own_is_public: bool | None = None
         self._live: weakref.WeakSet[Connection] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collection may close it while it is used
 
     def ask(self, path: str, start: int, stop: int, wait_s: float) -> Answer:
         headers = {"Range": f"bytes={start}-{stop - 1}"}

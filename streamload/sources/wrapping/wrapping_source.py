@@ -29,6 +29,7 @@ class WrappingSource(Source):
         self.is_replaced_whole = inner.is_replaced_whole
         self.objects, self.versions = inner.objects, inner.versions
         self.default_dtype, self.companions = inner.default_dtype, inner.companions
+        self.is_remote, self.buffer_bytes = inner.is_remote, inner.buffer_bytes
         self.inner = inner
         self.own = {spec.name: spec for spec in own}
         kept = {name: spec for name, spec in inner.catalog.items() if name not in hidden}
@@ -74,6 +75,12 @@ class WrappingSource(Source):
 
     def release(self, extent: Extent) -> None:
         self.inner.release(extent)
+
+    def received(self) -> tuple[int, int]:
+        return self.inner.received()
+
+    def interrupt(self) -> None:
+        self.inner.interrupt()
 
     def check_unchanged(self) -> None:
         self.inner.check_unchanged()
