@@ -12,8 +12,8 @@ from streamload.core.dtypes import BY_NAME
 if TYPE_CHECKING:
     from streamload.core.specs import TensorSpec
 
-# Values, and what decoding them takes, together stay in a core's second cache.
-_AT_ONCE = 1 << 18
+# Few enough to stay in a core's caches, many enough for the calls to cost little.
+_AT_ONCE = 1 << 19
 
 
 @dataclass(frozen=True)

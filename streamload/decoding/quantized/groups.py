@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from streamload.core.specs import Shape, TensorSpec
 from streamload.decoding.packed import PackedWords
-from streamload.decoding.quantized.fp8 import refuse_leftovers, sibling
 from streamload.decoding.quantized.grids import GridError, size
 from streamload.decoding.quantized.records import Found
 
@@ -36,13 +35,13 @@ def _find(found: Found, *, by_columns: bool, zero_offset: int) -> None:
         if not name.endswith(_WORDS):
             continue
         try:
-            parts = [words] + [sibling(found, name, _WORDS, e) for e in (".scales", ".qzeros")]
+            parts = [words] + [found.sibling(name, _WORDS, e) for e in (".scales", ".qzeros")]
             order = found.stored.get(name.removesuffix(_WORDS) + ".g_idx")
             parts += [order] if order is not None else []
             found.keep(_values(parts, bits, group, by_columns, zero_offset))
         except GridError as error:
             found.problems.append(str(error))
-    refuse_leftovers(found, (_WORDS, ".qzeros"))
+    found.refuse_leftovers((_WORDS, ".qzeros"))
 
 
 def _values(
