@@ -91,7 +91,8 @@ class LoadReport:
         tied: groups of module names that are one tensor.
         problems: everything that refuses the plan, one line each; empty if it holds.
         notices: what a user should know though it stops nothing.
-        bytes_read, bytes_written: of tensor data; bytes_mapped: of tensors that are views of the
+        bytes_read, bytes_written: of tensor data; bytes_unwanted: of those read, those that were
+            read only since they lie in short gaps between others; bytes_mapped: of tensors that are views of the
             file, read when they are used; elapsed_s from the call to the commit.
     """
 
@@ -113,6 +114,7 @@ class LoadReport:
     bytes_read: int = 0
     bytes_written: int = 0
     bytes_mapped: int = 0
+    bytes_unwanted: int = 0
     elapsed_s: float = 0.0
     memory: MemoryReport = field(default_factory=MemoryReport)
 

@@ -9,6 +9,7 @@ import torch
 
 from streamload.core.errors import CheckpointError
 from streamload.decoding.scratch import Scratch
+from streamload.engine.gaps import RowReader
 from streamload.engine.groups import GroupFeed
 from streamload.engine.jobs import Job, JobQueue
 from streamload.engine.lanes.base import Lane, LaneWorker
@@ -124,7 +125,8 @@ class WorkerPool:
             for chunk in job.chunks:
                 for part in chunk.parts:
                     self._feed.destinations[part.target].touched = True
-                worker.carry(chunk, dtype, read, self._feed.destinations)
+                of = read if chunk.rows is None else RowReader(read, chunk.rows, dtype.itemsize)
+                worker.carry(chunk, dtype, of, self._feed.destinations)
         except CheckpointError as error:
             if error.tensor is None:
                 raise CheckpointError(

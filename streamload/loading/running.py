@@ -79,6 +79,7 @@ def run(job: Job) -> Run:
         layout="stored" if followed.options.stored_order else "contiguous",
         notices=(*plan.notices, *loaded.notices),
         bytes_read=loaded.bytes_read,
+        bytes_unwanted=loaded.bytes_unwanted,
         bytes_written=loaded.bytes_written,
         bytes_mapped=sum(t.nbytes for t in followed.tensors if t.mapped is not None),
         elapsed_s=time.perf_counter() - start_s,

@@ -11,7 +11,7 @@ from streamload.core.errors import PlanError
 from streamload.core.findings import Finding, fold, in_words
 from streamload.core.options import Settings
 from streamload.core.report import LoadedTensor, LoadReport, MemoryReport, ShapeMismatch
-from streamload.core.specs import Shape, StridedCopy, TensorSpec, size_of
+from streamload.core.specs import Shape, StridedCopy, TensorSpec, numel, size_of, stored_bytes
 from streamload.core.wording import printable
 from streamload.planning.shards import Shard
 
@@ -207,6 +207,26 @@ class Plan:
     def bytes_to_write(self) -> int:
         """Bytes of all targets that are streamed."""
         return sum(t.nbytes for t in self.tensors if t.mapped is None)
+
+    @cached_property
+    def bytes_to_read(self) -> int:
+        """Stored bytes of what is streamed: of whole tensors, or of the parts that are wanted.
+
+        What is read in truth is a little more where gaps are read through.
+        """
+        streamed = [t for t in self.tensors if t.mapped is None]
+        wanted: dict[str, int] = {}
+        for copy in (copy for t in streamed for copy in t.copies):
+            wanted[copy.stored_name] = wanted.get(copy.stored_name, 0) + numel(copy.shape)
+        whole = stored_bytes(self.stored[name] for name in wanted)
+        if all(t.shard is None for t in streamed):
+            return whole
+        shares = []
+        for name, count in wanted.items():
+            spec = self.stored[name]
+            of = numel(spec.shape)
+            shares.append(stored_bytes((spec,)) * min(count, of) // max(of, 1))
+        return sum(shares)
 
     @property
     def ledger(self) -> tuple[LoadedTensor, ...]:
