@@ -48,6 +48,8 @@ class LoadOptions(TypedDict, total=False):
             name (layer None: those outside of blocks); may return replacements by name: tensors
             of the same shape, dtype and device, or modules, which may be anything with data.
         quantize: ``"int8"``, weight only, while streaming (extra ``int8``).
+        timeout_s: bounds waiting: a rank that gives no sign for so long while others wait for it
+            ends the load (default 300).
     """
 
     dtype: torch.dtype | str | None
@@ -67,6 +69,7 @@ class LoadOptions(TypedDict, total=False):
     progress: Progress | None
     on_layer: Callable[[int | None, dict[str, torch.Tensor]], object] | None
     quantize: str | None
+    timeout_s: float | None
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class Settings:
     progress: Progress | None = None
     on_layer: Callable[[int | None, dict[str, torch.Tensor]], object] | None = None
     quantize: str | None = None
+    timeout_s: float | None = None
     renumber: bool = False
     expected_layers: int | None = None
 
@@ -120,6 +124,7 @@ _CHOICES = {
     "quantize": (None, "int8"),
 }
 MOST_WORKERS = 8
+_LONGEST_S = 1_000_000
 
 
 def settings_from(options: Mapping[str, Any], mode: str = "stream") -> Settings:
@@ -140,6 +145,7 @@ def settings_from(options: Mapping[str, Any], mode: str = "stream") -> Settings:
     values["dtype"] = _dtype(values.get("dtype"))
     values["device"] = _device(values.get("device", "cpu"))
     values["layers"] = _layers(values.get("layers"))
+    values["timeout_s"] = seconds("timeout_s", values.get("timeout_s"))
     threads = min(usable_cpus(), MOST_WORKERS)
     values["workers"] = _positive("workers", values.get("workers"), threads)
     # The bus to a device likes larger pieces, and the ring's buffers are as large.
@@ -190,6 +196,22 @@ def _layers(value: Collection[int] | None) -> frozenset[int] | None:
     if not found or any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in found):
         raise ValueError(f"layers must be block indices from 0, not {sorted(found)!r}")
     return found
+
+
+def seconds(name: str, value: Any) -> float | None:
+    """A number of seconds as given, or None.
+
+    Raises:
+        TypeError: not a number.
+        ValueError: not positive, or without end.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number of seconds, not {value!r}")
+    if not 0 < value < _LONGEST_S:
+        raise ValueError(f"{name} must be more than 0 and less than {_LONGEST_S}, not {value}")
+    return float(value)
 
 
 def _positive(name: str, value: Any, default: int) -> int:

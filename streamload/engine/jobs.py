@@ -78,10 +78,7 @@ def jobs_of(
         whole = spec.extent
         for some in ((chunk,) for chunk in chunks) if whole is not None else (tuple(chunks),):
             nbytes = sum(c.stop - c.start for c in some) * size
-            extents = tuple(
-                Extent(whole.file, whole.offset + start * size, (stop - start) * size)
-                for start, stop in (runs_of(some) if whole else ())
-            )
+            extents = tuple(extent for run in runs_of(some) for extent in spec.extents(*run))
             unwanted = unwanted_in(some) * size
             yield Job(spec, some, extents, nbytes, some[0].parts[0].target, unwanted)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from streamload.core.report import LoadReport
 from streamload.core.wording import listed, printable
 from streamload.loading.budget import measured
 from streamload.loading.building import build
+from streamload.loading.ranked import together
 from streamload.loading.resolving import plan_load, resolve
 from streamload.loading.running import Run, run
 from streamload.mapping.binding import Mapper
@@ -96,6 +98,9 @@ def load_into(
     has arrived; on any exception the module is exactly as it was. Parameters that hold data are
     overwritten in place, keeping dtype and device.
 
+    A module whose parameters are DTensors (``fully_shard``, ``parallelize_module``) is loaded by
+    all of its ranks together: each calls this, reads its own parts, and gets them, or none does.
+
     Args:
         module: build it under ``streamload.empty_weights()`` to start without memory.
         path: see ``load``.
@@ -107,14 +112,21 @@ def load_into(
         **options: see LoadOptions.
 
     Raises:
+        RankError: another rank failed, is gone, or has another file, module or options.
         As ``load``.
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
-    with open_layers(path, settings.layers, settings.prefix) as source:
+    with (
+        together(module, settings.timeout_s) as ranks,
+        open_layers(path, settings.layers, settings.prefix) as source,
+    ):
         source = decoded(source, kept=names_of(module))
         job = resolve(source, module, settings, _config(mapping, source), mapping)
-        done = run(job)
-        told = commit(module, done.plan, done.loaded, own=done.own, on_assign=on_assign)
+        done = run(job, ranks)
+        confirm = None if ranks is None else partial(ranks.share, "committed", {})
+        told = commit(
+            module, done.plan, done.loaded, own=done.own, on_assign=on_assign, confirm=confirm
+        )
     return replace(done.report, notices=(*done.report.notices, *told))
 
 

@@ -12,10 +12,12 @@ from streamload.core.report import LoadReport
 from streamload.engine.execute import Execution, execute
 from streamload.engine.lanes.choice import lane_for
 from streamload.loading.budget import check_memory, is_cache_in_the_way, measured
+from streamload.loading.ranked import agree_to_begin, agree_to_commit, telling
 from streamload.loading.resolving import Job, hook_for, plan_load
 from streamload.module.extra_state import OwnCode
 from streamload.module.targets import existing_tensors
 from streamload.planning.records import Plan
+from streamload.ranks.together import Together
 from streamload.saving.cache.through import look_up, store
 from streamload.system.peaks import PeakSampler
 
@@ -37,11 +39,13 @@ class Run:
     own: OwnCode
 
 
-def run(job: Job) -> Run:
+def run(job: Job, ranks: Together | None = None) -> Run:
     """Plan, check memory, and carry out; the module is not changed but where it holds data.
 
+    With ``ranks``, all of them agree before the first byte, and have all bytes at the end.
+
     Raises:
-        PlanError, MemoryBudgetError: nothing was touched.
+        PlanError, MemoryBudgetError, RankError: nothing was touched.
         ReadError, CheckpointError: as the source or the data give cause.
     """
     start_s = time.perf_counter()
@@ -58,6 +62,8 @@ def run(job: Job) -> Run:
         followed, source, entry = look_up(plan, job.source, job.settings)
         with closing(entry):
             followed = measured(followed)
+            if ranks is not None:
+                agree_to_begin(ranks, followed, source)
             if job.settings.check_memory:
                 check_memory(followed, lane.room())
             own = job.own.read(job.source)
@@ -68,7 +74,7 @@ def run(job: Job) -> Run:
                     source,
                     lane,
                     existing=existing,
-                    progress=job.settings.progress,
+                    progress=telling(ranks, job.settings.progress),
                     release=is_cache_in_the_way(followed),
                     on_layer=on_layer,
                 )
@@ -91,4 +97,6 @@ def run(job: Job) -> Run:
             peak_device_bytes=lane.peak_bytes(),
         ),
     )
+    if ranks is not None:
+        report = agree_to_commit(ranks, report)
     return Run(plan, loaded, report, own)

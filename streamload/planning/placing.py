@@ -289,7 +289,8 @@ def _planned(
     if len(names) > 1:
         names = tuple(names[i] for i in geometry.used) or names
     # What the values are is settled by the whole tensor, so that ranks agree on it.
-    shard, whole_shape = spec and spec.shard, geometry.layout.shape
+    shard = None if spec is None else spec.shard
+    whole_shape = geometry.layout.shape
     geometry = geometry.part(shard)
     layout = geometry.layout
     specs = [builder.stored[name] for name in names]

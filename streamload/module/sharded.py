@@ -1,0 +1,118 @@
+"""DTensors: what of them this rank holds, and the same again around new local values."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from streamload.planning.shards import Cut, Shard, is_ambiguous, shard_of
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def is_dtensor(tensor: torch.Tensor) -> bool:
+    """True for PyTorch's distributed tensor; where nobody imported it, there is none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and type(tensor) is module.DTensor
+
+
+def held_part(tensor: torch.Tensor) -> tuple[Shard | None, str]:
+    """What this rank holds of a DTensor, or why that cannot be told.
+
+    Nothing is asked of other ranks: mesh, placements and this rank's coordinate say it.
+    """
+    placed: DTensor = tensor  # type: ignore[assignment]
+    mesh, shape = placed.device_mesh, tuple(placed.shape)
+    local = tuple(_local(tensor).shape)
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return Shard(local, ()), ""
+    cuts: list[Cut] = []
+    for at, placement in enumerate(placed.placements):
+        groups = _groups(placement)
+        if groups is None:
+            return None, f"placement {placement!r} cannot be cut out of a file"
+        if groups:
+            dim = placement.dim % len(shape)  # type: ignore[attr-defined]
+            cuts.append(Cut(dim, mesh.size(at), coordinate[at], groups))
+    if is_ambiguous(shape, cuts):
+        return None, (
+            f"shape {list(shape)} cannot be cut evenly by placements {placed.placements!r}, so "
+            "that ranks may hold one thing or another"
+        )
+    shard = shard_of(shape, tuple(cuts))
+    if shard.shape != local:
+        return None, (
+            f"placements {placed.placements!r} make local shape {list(shard.shape)}, but this rank "
+            f"holds {list(local)}"
+        )
+    return shard, ""
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a DTensor, in the same memory."""
+    return _local(tensor).detach()
+
+
+def around(old: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """A DTensor like ``old`` with other local values, a parameter if it is one.
+
+    The global shape and stride are stated, since those of uneven parts cannot be told from one.
+    """
+    from torch.distributed.tensor import DTensor
+
+    placed: DTensor = old  # type: ignore[assignment]
+    made: torch.Tensor = DTensor.from_local(
+        local,
+        placed.device_mesh,
+        placed.placements,
+        run_check=False,
+        shape=placed.shape,
+        stride=placed.stride(),
+    )
+    if isinstance(old, nn.Parameter):
+        made = nn.Parameter(made, requires_grad=old.requires_grad)
+    own = {k: v for k, v in vars(old).items() if k not in vars(made) and k not in _OWN}
+    made.__dict__.update(own)
+    return made
+
+
+def ranks_of(module: nn.Module) -> tuple[int, ...]:
+    """The ranks that hold parts of the module's DTensors; none where there are no DTensors."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return ()
+    tensors = [*module.parameters(), *module.buffers()]
+    meshes = {id(m): m for t in tensors if is_dtensor(t) for m in [t.device_mesh]}  # type: ignore[attr-defined]
+    ranks: set[int] = set()
+    for mesh in meshes.values():
+        ranks.update(mesh.mesh.flatten().tolist())
+    return tuple(sorted(ranks))
+
+
+# A DTensor's own attributes, which hold the old values.
+_OWN: Sequence[str] = ("_local_tensor", "_spec")
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    with torch.no_grad():
+        local: torch.Tensor = tensor.to_local()
+    return local
+
+
+def _groups(placement: object) -> int | None:
+    """Into how many groups a dimension is cut first; 0 if it is not cut, None if it is unknown."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    if type(placement) is Replicate:
+        return 0
+    if type(placement) is Shard:
+        return 1
+    if type(placement) is _StridedShard:
+        return int(placement.split_factor)
+    return None
