@@ -161,9 +161,7 @@ def _side_by_side(moves: Sequence[_Sparse], gap: int) -> Iterator[list[_Sparse]]
         yield group
 
 
-def _together(
-    group: Sequence[_Sparse], gap: int, long: int
-) -> Iterator[tuple[Moves, Rows | None]]:
+def _together(group: Sequence[_Sparse], gap: int, long: int) -> Iterator[tuple[Moves, Rows | None]]:
     count, stride, start = group[0].kind
     width = max(move.copy.source_offset + move.width for move in group) - start
     if stride - width < gap:  # each fills the others' gaps

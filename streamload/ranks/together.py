@@ -108,7 +108,9 @@ class Together:
         if self._store.check([self._failed]):
             self._is_over = True
             told = json.loads(self._store.get(self._failed))
-            raise RankError(f"{told['text']}; the load ends on every rank", ranks=tuple(told["ranks"]))
+            raise RankError(
+                f"{told['text']}; the load ends on every rank", ranks=tuple(told["ranks"])
+            )
 
     def _wait(self, step: str) -> None:
         """Return once all have come to a step."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from streamload.core.specs import numel
 from streamload.engine import gaps
 from streamload.engine.chunks import cut, runs_of, unwanted_in
-from streamload.engine.gaps import Rows, RowReader
+from streamload.engine.gaps import RowReader, Rows
 from streamload.mapping.layout import Layout
 from streamload.planning.shards import Cut, part_of, shard_of
 
@@ -66,13 +66,12 @@ def test_a_rank_reads_its_own_and_short_gaps(shape, chunk, data):
                 assert gap < GAP
         unwanted += unwanted_in([block])
         for part in block.parts:
-            source = torch.as_strided(
-                read, part.shape, part.source_strides, part.source_offset
-            )
+            source = torch.as_strided(read, part.shape, part.source_strides, part.source_offset)
             place = (part.shape, part.target_strides, part.target_offset)
             torch.as_strided(targets[part.target], *place).copy_(source)
     # Parts of several targets that lie across each other unevenly may be read for each of them.
-    assert (reads[wanted] >= 1).all() and int(reads.max()) <= len(layouts)
+    assert (reads[wanted] >= 1).all()
+    assert int(reads.max()) <= len(layouts)
     if len(layouts) == 1:
         assert unwanted == int(reads.sum()) - int(wanted.sum())
     for layout, target in zip(layouts, targets, strict=True):

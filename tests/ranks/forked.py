@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -28,7 +29,12 @@ def run(scenario: Scenario, world: int, folder: Path, *, limit_s: float = 60) ->
     folder.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
-    children = {rank: os.fork() or _child(scenario, rank, world, folder) for rank in range(world)}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1] if scenario.__name__.startswith("tcp") else 0
+    children = {}
+    for rank in range(world):
+        children[rank] = os.fork() or _child(scenario, rank, world, folder, port)
     found: dict[int, Any] = {}
     end_s = time.monotonic() + limit_s
     for rank, pid in children.items():
@@ -49,10 +55,12 @@ def run(scenario: Scenario, world: int, folder: Path, *, limit_s: float = 60) ->
     return found
 
 
-def _child(scenario: Scenario, rank: int, world: int, folder: Path) -> int:
+def _child(scenario: Scenario, rank: int, world: int, folder: Path, port: int) -> int:
     code = 1
     try:
-        store = dist.FileStore(str(folder / "store"), world)
+        store: Any = dist.FileStore(str(folder / "store"), world)
+        if port:
+            store = dist.TCPStore("127.0.0.1", port, world, rank == 0)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
         start_s = time.monotonic()
         try:
@@ -60,8 +68,6 @@ def _child(scenario: Scenario, rank: int, world: int, folder: Path) -> int:
         except BaseException as error:
             said = {"type": type(error).__name__, "error": str(error)}
             said["ranks"] = list(getattr(error, "ranks", ()))
-            if not type(error).__module__.startswith("streamload"):
-                traceback.print_exc()
         if isinstance(said, dict):
             said["elapsed_s"] = time.monotonic() - start_s
         (folder / f"{rank}.json").write_text(json.dumps(said))
