@@ -11,7 +11,8 @@ NAMES = [
     "Chain", "CheckpointError", "CheckpointNotFoundError", "Concat", "DownloadError",
     "ExportReport", "Flatten", "HeadSplit", "Identity", "Interleaved", "LoadOptions",
     "LoadReport", "Loaded", "Mean", "MemoryBudgetError", "MemorySource", "MissingExtraError",
-    "NameMap", "Permute", "Plan", "PlanError", "ReadError", "Rule", "Source", "Split", "Stack",
+    "NameMap", "Permute", "Plan", "PlanError", "RankError", "ReadError", "Rule", "Source", "Split",
+    "Stack",
     "StreamloadError", "Sum", "Transpose", "Unflatten", "Unstack", "WriteError", "convert",
     "empty_weights", "export", "generate", "iter_tensors", "load", "load_into",
     "load_state_dict", "load_transformers", "mapping_for", "open_checkpoint", "plan",
@@ -50,7 +51,7 @@ DEFAULTS = {
 }
 OPTIONS = (
     "dtype device mode layout workers chunk_bytes strict layers prefix check_memory ties overflow "
-    "replicas cache progress on_layer quantize"
+    "replicas cache progress on_layer quantize timeout_s"
 )
 
 

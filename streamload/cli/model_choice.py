@@ -10,6 +10,7 @@ from streamload.hf.installed import is_installed
 
 if TYPE_CHECKING:
     from streamload.loading.calls import Loaded
+    from streamload.loading.sharding import RankPlan
     from streamload.planning.records import Plan
 
 transformers_option = click.option(
@@ -27,6 +28,26 @@ def load_model(path: str, *, by_transformers: bool, **options: Any) -> Loaded:
     if by_transformers or _is_only_theirs(path):
         return streamload.load_transformers(path, **options)
     return streamload.load(path, **options)
+
+
+def load_over_ranks(
+    path: str, how: str, *, by_transformers: bool, **options: Any
+) -> tuple[Loaded, int]:
+    """As ``load_model``, sharded over the ranks that torchrun started; and this rank's number."""
+    from streamload.loading.sharding import load_sharded
+
+    theirs = by_transformers or _is_only_theirs(path)
+    return load_sharded(path, how, by_transformers=theirs, **options)
+
+
+def plan_over_ranks(
+    path: str, how: str, ranks: int, *, by_transformers: bool, **options: Any
+) -> tuple[Plan, tuple[RankPlan, ...]]:
+    """The plan of rank 0 of so many, and what each rank would read."""
+    from streamload.loading.sharding import plan_sharded
+
+    theirs = by_transformers or _is_only_theirs(path)
+    return plan_sharded(path, how, ranks, by_transformers=theirs, **options)
 
 
 def plan_model(path: str, *, by_transformers: bool, **options: Any) -> Plan:

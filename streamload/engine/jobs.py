@@ -78,9 +78,17 @@ def jobs_of(
         whole = spec.extent
         for some in ((chunk,) for chunk in chunks) if whole is not None else (tuple(chunks),):
             nbytes = sum(c.stop - c.start for c in some) * size
-            extents = tuple(extent for run in runs_of(some) for extent in spec.extents(*run))
+            extents: tuple[Extent, ...] = ()
+            if whole is not None:
+                place = whole.file, whole.offset
+                extents = tuple([_part(*place, size, *run) for run in runs_of(some)])
             unwanted = unwanted_in(some) * size
             yield Job(spec, some, extents, nbytes, some[0].parts[0].target, unwanted)
+
+
+def _part(file: str, offset: int, size: int, start: int, stop: int) -> Extent:
+    """Elements [start, stop), each of ``size`` bytes, of what begins at ``offset``."""
+    return Extent(file, offset + start * size, (stop - start) * size)
 
 
 def _decoding(spec: TensorSpec, chunks: Iterator[Chunk]) -> Iterator[Job]:

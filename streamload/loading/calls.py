@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,12 +12,12 @@ from torch import nn
 from typing_extensions import Unpack
 
 from streamload.core.errors import PlanError
-from streamload.core.options import LoadOptions, settings_from
+from streamload.core.options import LoadOptions, Settings, settings_from
 from streamload.core.report import LoadReport
 from streamload.core.wording import listed, printable
 from streamload.loading.budget import measured
-from streamload.loading.building import build
-from streamload.loading.ranked import together
+from streamload.loading.building import Prepare, build
+from streamload.loading.ranked import confirming, together
 from streamload.loading.resolving import plan_load, resolve
 from streamload.loading.running import Run, run
 from streamload.mapping.binding import Mapper
@@ -68,15 +67,22 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
         MemoryBudgetError: it would not fit in memory.
         ReadError: reading failed midway.
     """
-    settings = settings_from(options, mode="auto")
+    return load_prepared(path, settings_from(options, mode="auto"))
+
+
+def load_prepared(
+    path: str | os.PathLike[str], settings: Settings, prepare: Prepare | None = None
+) -> Loaded:
+    """As ``load``; ``prepare`` is called with the empty model, which it may shard."""
     # A mapped load is made of small records and nothing else; a streamed one may take its time.
     pause = without_collections(_MANY if settings.maps else 0)
     with pause, open_layers(path, settings.layers, settings.prefix) as source:
         source = decoded(source)
-        model, config, job = build(source, settings)
+        model, config, job = build(source, settings, prepare)
         generation, notices = generation_settings(source.path, config)
-        finished = run(job)
-        commit(model, finished.plan, finished.loaded)
+        with together(model, settings.timeout_s) as ranks:
+            finished = run(job, ranks)
+            commit(model, finished.plan, finished.loaded, confirm=confirming(ranks))
     report = replace(finished.report, notices=(*finished.report.notices, *notices))
     # What an export writes as config.json: the model's own configuration has not all fields.
     model.published_config = config  # type: ignore[assignment]
@@ -123,10 +129,8 @@ def load_into(
         source = decoded(source, kept=names_of(module))
         job = resolve(source, module, settings, _config(mapping, source), mapping)
         done = run(job, ranks)
-        confirm = None if ranks is None else partial(ranks.share, "committed", {})
-        told = commit(
-            module, done.plan, done.loaded, own=done.own, on_assign=on_assign, confirm=confirm
-        )
+        own, confirm = done.own, confirming(ranks)
+        told = commit(module, done.plan, done.loaded, own=own, on_assign=on_assign, confirm=confirm)
     return replace(done.report, notices=(*done.report.notices, *told))
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 
 from torch import nn
 
@@ -93,6 +94,11 @@ def agree_to_commit(group: Together, report: LoadReport) -> LoadReport:
     )
     found = group.share("arrived", asdict(own))
     return replace(report, ranks=tuple(RankReport(**found[rank]) for rank in group.ranks))
+
+
+def confirming(group: Together | None) -> Callable[[], object] | None:
+    """What a commit calls last: returns once every rank has come so far."""
+    return None if group is None else partial(group.share, "committed", {})
 
 
 def telling(group: Together | None, progress: Progress | None) -> Progress | None:

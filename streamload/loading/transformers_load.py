@@ -13,7 +13,9 @@ from streamload.core.options import LoadOptions, Settings, settings_from
 from streamload.hf.library import set_generation
 from streamload.hf.their_models import empty_model
 from streamload.loading.budget import measured
+from streamload.loading.building import Prepare
 from streamload.loading.calls import Loaded
+from streamload.loading.ranked import confirming, together
 from streamload.loading.resolving import Job, plan_load, resolve
 from streamload.loading.running import run
 from streamload.module.commit import commit
@@ -72,12 +74,24 @@ def load_transformers(
         As ``load``.
     """
     settings, key_mapping = _settings(options)
+    return load_theirs_prepared(path, settings, cls, key_mapping)
+
+
+def load_theirs_prepared(
+    path: str | os.PathLike[str],
+    settings: Settings,
+    cls: Any = None,
+    key_mapping: Mapping[str, str] | None = None,
+    prepare: Prepare | None = None,
+) -> Loaded:
+    """As ``load_transformers``; ``prepare`` is called with the empty model, which it may shard."""
     with open_layers(path, settings.layers, settings.prefix) as source:
-        job = build_theirs(source, settings, cls, key_mapping)
+        job = build_theirs(source, settings, cls, key_mapping, prepare)
         assert job.theirs is not None, "just built"
         model = job.theirs.model
-        finished = run(job)
-        commit(model, finished.plan, finished.loaded)
+        with together(model, settings.timeout_s) as ranks:
+            finished = run(job, ranks)
+            commit(model, finished.plan, finished.loaded, confirm=confirming(ranks))
         job.theirs.finish(finished.plan)
         set_generation(model, folder_of(source.path))
     generation = getattr(model, "generation_config", None)
@@ -124,6 +138,7 @@ def build_theirs(
     settings: Settings,
     cls: Any = None,
     key_mapping: Mapping[str, str] | None = None,
+    prepare: Prepare | None = None,
 ) -> Job:
     """The empty model of transformers for a checkpoint, as the job of loading it.
 
@@ -144,4 +159,6 @@ def build_theirs(
             key_mapping=key_mapping,
         )
     model = theirs.model
+    if prepare is not None:
+        prepare(model)
     return resolve(source, model, settings, file_config, notices=notices, theirs=theirs)

@@ -206,12 +206,8 @@ def _within(
 ) -> Iterator[tuple[int, int, tuple[Axis, ...]]]:
     """The places of nested axes along one dimension that lie in [low, high).
 
-    Args:
-        nest: widest step first.
-        begin: the first place.
-
-    Yields:
-        (stored elements to skip, first place, axes).
+    ``nest`` has the widest step first, and begins at place ``begin``. What comes is the stored
+    elements to skip, the first place, and the axes from there.
     """
     if not nest:
         if low <= begin < high:

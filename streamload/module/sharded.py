@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from streamload.planning.shards import Cut, Shard, is_ambiguous, shard_of
+from streamload.ranks.shards import Cut, Shard, is_ambiguous, shard_of
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
 
@@ -92,6 +93,37 @@ def ranks_of(module: nn.Module) -> tuple[int, ...]:
     for mesh in meshes.values():
         ranks.update(mesh.mesh.flatten().tolist())
     return tuple(sorted(ranks))
+
+
+def distribute(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    cut_of: Callable[[str, tuple[int, ...]], tuple[int, int] | None],
+) -> None:
+    """Make an empty module's parameters DTensors over a mesh of one dimension; ties stay.
+
+    Args:
+        module: its parameters on meta; others, and buffers, are left as they are.
+        mesh: whose ranks share them.
+        cut_of: called with a parameter's name and shape; see ``ranks.layouts.cut_of``.
+    """
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.placement_types import Placement, _StridedShard
+
+    made: dict[int, nn.Parameter] = {}
+    for path, owner in module.named_modules():
+        for name, old in owner._parameters.items():
+            if old is None or not old.is_meta:
+                continue
+            if id(old) not in made:
+                found = cut_of(f"{path}.{name}" if path else name, tuple(old.shape))
+                place: Placement = Replicate()
+                if found is not None:
+                    dim, groups = found
+                    place = Shard(dim) if groups == 1 else _StridedShard(dim, split_factor=groups)
+                new = distribute_tensor(old, mesh, [place], src_data_rank=None)
+                made[id(old)] = nn.Parameter(new, requires_grad=old.requires_grad)
+            owner._parameters[name] = made[id(old)]
 
 
 # A DTensor's own attributes, which hold the old values.

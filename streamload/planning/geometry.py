@@ -8,7 +8,7 @@ from streamload.core.specs import Shape, StridedCopy, contiguous_strides
 from streamload.mapping.applying import apply
 from streamload.mapping.layout import Layout, stored_order_strides
 from streamload.mapping.transforms import Transform
-from streamload.planning.shards import Shard, part_of
+from streamload.ranks.shards import Shard, part_of
 
 _MOST_KEPT = 4096
 

@@ -13,7 +13,7 @@ from streamload.core.options import Settings
 from streamload.core.report import LoadedTensor, LoadReport, MemoryReport, ShapeMismatch
 from streamload.core.specs import Shape, StridedCopy, TensorSpec, numel, size_of, stored_bytes
 from streamload.core.wording import printable
-from streamload.planning.shards import Shard
+from streamload.ranks.shards import Shard
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,9 @@ class Together:
             now_s = time.monotonic()
             gone = [rank for rank in absent if now_s - last_s[rank] > self._timeout_s]
             if gone:
-                text = f"{in_words(gone)} gave no sign for {self._timeout_s:g} s (waiting for {step!r})"
+                text = (
+                    f"{in_words(gone)} gave no sign for {self._timeout_s:g} s, waiting for {step!r}"
+                )
                 self._post(gone, text)
                 raise RankError(f"{text}; the load ends on every rank", ranks=tuple(gone))
             time.sleep(wait_s)

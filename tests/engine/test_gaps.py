@@ -12,7 +12,7 @@ from streamload.engine import gaps
 from streamload.engine.chunks import cut, runs_of, unwanted_in
 from streamload.engine.gaps import RowReader, Rows
 from streamload.mapping.layout import Layout
-from streamload.planning.shards import Cut, part_of, shard_of
+from streamload.ranks.shards import Cut, part_of, shard_of
 
 GAP = 3  # elements
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from streamload.core.specs import contiguous_strides, numel
 from streamload.mapping.layout import Layout, LayoutError, concat
-from streamload.planning.shards import Cut, is_ambiguous, part_of, shard_of
+from streamload.ranks.shards import Cut, is_ambiguous, part_of, shard_of
 from tests.mapping.test_layout import carried_out, counted
 
 
