@@ -85,10 +85,11 @@ def around(old: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
 
 def ranks_of(module: nn.Module) -> tuple[int, ...]:
     """The ranks that hold parts of the module's DTensors; none where there are no DTensors."""
-    if "torch.distributed.tensor" not in sys.modules:
+    api = sys.modules.get("torch.distributed.tensor")
+    if api is None:
         return ()
-    tensors = [*module.parameters(), *module.buffers()]
-    meshes = {id(m): m for t in tensors if is_dtensor(t) for m in [t.device_mesh]}  # type: ignore[attr-defined]
+    tensors: list[Any] = [*module.parameters(), *module.buffers()]
+    meshes = {id(t.device_mesh): t.device_mesh for t in tensors if type(t) is api.DTensor}
     ranks: set[int] = set()
     for mesh in meshes.values():
         ranks.update(mesh.mesh.flatten().tolist())
