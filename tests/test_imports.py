@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "engine": "core system mapping planning decoding sources",
     "module": "core system ranks planning engine",
     "hf": "core mapping planning sources",
-    "saving": "core system mapping models planning sources engine module hf",
+    "saving": "core system mapping models ranks planning sources engine module hf",
     "loading": "core system mapping models ranks planning sources engine module hf saving",
     "verifying": "core system mapping planning sources engine loading",
     "downloading": "core sources saving",

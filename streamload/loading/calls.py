@@ -17,11 +17,11 @@ from streamload.core.report import LoadReport
 from streamload.core.wording import listed, printable
 from streamload.loading.budget import measured
 from streamload.loading.building import Prepare, build
-from streamload.loading.ranked import confirming, together
 from streamload.loading.resolving import plan_load, resolve
 from streamload.loading.running import Run, run
 from streamload.mapping.binding import Mapper
 from streamload.module.commit import OnAssign, commit
+from streamload.module.joining import confirming, together
 from streamload.planning.explaining import scale_notices
 from streamload.planning.records import Plan
 from streamload.sources.base import Source

@@ -2,55 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict, replace
-from functools import partial
-
-from torch import nn
 
 from streamload.core.options import Progress, Settings
 from streamload.core.report import LoadReport, RankReport
 from streamload.core.specs import Extent, TensorSpec
-from streamload.module.sharded import ranks_of
 from streamload.planning.records import Plan
-from streamload.ranks.cards import Card, refuse_differences, refuse_lack_of_memory
+from streamload.ranks.cards import Card, digest, refuse_differences, refuse_lack_of_memory
 from streamload.ranks.together import Together
 from streamload.sources.base import Source
 
 # Headers of two steps of one training run are equal; a few bytes of some tensors are not.
 _SAMPLES, _SAMPLE_BYTES = 16, 512
-
-
-@contextmanager
-def together(module: nn.Module, timeout_s: float | None) -> Iterator[Together | None]:
-    """The ranks that load ``module``, or None where it is all this process's own.
-
-    Whatever is raised inside ends the load of every rank.
-    """
-    ranks = ranks_of(module)
-    group = _group(ranks, timeout_s) if len(ranks) > 1 else None
-    if group is None:
-        yield None
-        return
-    try:
-        yield group
-    except BaseException as error:
-        group.fail(error)
-        raise
-
-
-def _group(ranks: tuple[int, ...], timeout_s: float | None) -> Together | None:
-    import torch.distributed as dist
-    from torch.distributed import distributed_c10d
-
-    if not dist.is_initialized() or dist.get_backend() == "fake" or dist.get_rank() not in ranks:
-        return None
-    store = distributed_c10d._get_default_store()
-    return Together(store, dist.get_rank(), ranks, timeout_s)
 
 
 def agree_to_begin(group: Together, plan: Plan, source: Source) -> None:
@@ -61,9 +27,9 @@ def agree_to_begin(group: Together, plan: Plan, source: Source) -> None:
     """
     own = Card(
         plan.source,
-        _digest(_stored(plan, source)),
-        _digest(map(repr, _module(plan))),
-        _digest([repr(_options(plan.options))]),
+        digest(_stored(plan, source)),
+        digest(map(repr, _module(plan))),
+        digest([repr(_options(plan.options))]),
         _host(plan.memory.limit),
         plan.memory.needed_bytes,
         plan.memory.available_bytes,
@@ -94,11 +60,6 @@ def agree_to_commit(group: Together, report: LoadReport) -> LoadReport:
     )
     found = group.share("arrived", asdict(own))
     return replace(report, ranks=tuple(RankReport(**found[rank]) for rank in group.ranks))
-
-
-def confirming(group: Together | None) -> Callable[[], object] | None:
-    """What a commit calls last: returns once every rank has come so far."""
-    return None if group is None else partial(group.share, "committed", {})
 
 
 def telling(group: Together | None, progress: Progress | None) -> Progress | None:
@@ -162,11 +123,3 @@ def _described(spec: TensorSpec) -> Iterator[str]:
         yield spec.encoding.words
         for part in spec.encoding.parts:
             yield from _described(part)
-
-
-def _digest(texts: Iterable[str]) -> str:
-    found = hashlib.sha256()
-    for text in texts:
-        found.update(text.encode("utf-8", "backslashreplace"))
-        found.update(b"\n")
-    return found.hexdigest()[:32]

@@ -15,11 +15,11 @@ from streamload.hf.their_models import empty_model
 from streamload.loading.budget import measured
 from streamload.loading.building import Prepare
 from streamload.loading.calls import Loaded
-from streamload.loading.ranked import confirming, together
 from streamload.loading.resolving import Job, plan_load, resolve
 from streamload.loading.running import run
 from streamload.module.commit import commit
 from streamload.module.empty_weights import empty_weights
+from streamload.module.joining import confirming, together
 from streamload.planning.records import Plan
 from streamload.sources.base import Source
 from streamload.sources.detect import open_layers

@@ -60,6 +60,18 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return _local(tensor).detach()
 
 
+def is_first_holder(tensor: torch.Tensor) -> bool:
+    """True on the one rank of those holding the same part of a DTensor that speaks for it."""
+    from torch.distributed.tensor import Replicate
+
+    placed: DTensor = tensor  # type: ignore[assignment]
+    coordinate = placed.device_mesh.get_coordinate()
+    if coordinate is None:
+        return False
+    pairs = zip(coordinate, placed.placements, strict=True)
+    return all(at == 0 for at, placement in pairs if type(placement) is Replicate)
+
+
 def around(old: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     """A DTensor like ``old`` with other local values, a parameter if it is one.
 

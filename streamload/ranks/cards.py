@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from streamload.core.errors import MemoryBudgetError, RankError
@@ -55,6 +56,23 @@ def refuse_differences(cards: Mapping[int, Card]) -> None:
                 f"{printable(cards[others[0]].path)}); the load ends on every rank",
                 ranks=odd,
             )
+
+
+def refuse_different(what: str, found: Mapping[int, Mapping[str, object]]) -> None:
+    """Raise RankError, on every rank, if not all of them say the same."""
+    first = min(found)
+    odd = tuple(rank for rank in found if found[rank] != found[first])
+    if odd:
+        raise RankError(f"{in_words(odd)} {what} something else than rank {first}", ranks=odd)
+
+
+def digest(texts: Iterable[str]) -> str:
+    """A few characters that are equal for equal texts."""
+    found = hashlib.sha256()
+    for text in texts:
+        found.update(text.encode("utf-8", "backslashreplace"))
+        found.update(b"\n")
+    return found.hexdigest()[:32]
 
 
 def refuse_lack_of_memory(cards: Mapping[int, Card]) -> None:

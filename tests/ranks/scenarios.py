@@ -46,18 +46,67 @@ def everything(folder: Path, only: list[str]) -> dict[str, Any]:
         gc.freeze()
         for world in LAYOUTS:
             found[f"bits{world}"] = run(_bits(paths, wholes), world, folder / f"bits{world}")
+    if not only or "export" in only:
+        wholes = {(n, d): reference(n, p, d) for n, p in paths.items() for d in DTYPES}
+        made = folder / "export"
+        found["export"] = run(_export(paths), 4, made)
+        found["exported"] = {"0": _loaded_again(made, wholes)}
+        again = {name: made / f"{name}-{how}" for name, how in EXPORTS}
+        found["export_again"] = run(_bits(again, wholes, ("tp",)), 2, folder / "again")
     for name, scenario in faults(paths).items():
         if not only or name in only:
             found[name] = run(scenario, 3, folder / name, limit_s=30)
     return found
 
 
-def _bits(paths: dict[str, Path], wholes: Any) -> Any:
+EXPORTS = (
+    ("gpt2", "fsdp"),
+    ("gpt2", "fsdp+tp"),
+    ("llama", "fsdp+tp"),
+    ("hf-llama", "tp"),
+    ("hf-qwen3-moe", "fsdp+tp"),
+    ("hf-qwen3-moe", "tp"),
+    ("bag", "tp"),
+)
+
+
+def _export(paths: dict[str, Path]) -> Any:
+    def scenario(rank: int, world: int, folder: Path) -> Any:
+        said = []
+        for name, how in EXPORTS:
+            model = shard(MODELS[name](), how, world)
+            streamload.load_into(model, paths[name])
+            to = folder / f"{name}-{how}"
+            bound = 50_000 if name != "bag" else None
+            report = streamload.export(model, to, max_shard_bytes=bound)
+            said.append([name, how, len(report.files), report.bytes_written])
+            if name == "bag":  # and cast, in one file
+                streamload.export(model, folder / "cast.safetensors", dtype="bfloat16")
+        return said
+
+    return scenario
+
+
+def _loaded_again(made: Path, wholes: Any) -> Any:
+    """Names of tensors that are not bit for bit what was loaded first, by one process."""
+    odd = {}
+    for name, how in EXPORTS:
+        again = reference(name, made / f"{name}-{how}", "float32")
+        whole = wholes[name, "float32"]
+        odd[f"{name} {how}"] = [n for n in whole if not torch.equal(whole[n], again[n])]
+        odd[f"{name} {how}"] += sorted(whole.keys() ^ again.keys())
+    cast = streamload.load_state_dict(made / "cast.safetensors")
+    whole = wholes["bag", "float32"]
+    odd["cast"] = [n for n, t in cast.items() if not torch.equal(t, whole[n].bfloat16())]
+    return odd
+
+
+def _bits(paths: dict[str, Path], wholes: Any, only: tuple[str, ...] = ()) -> Any:
     def scenario(rank: int, world: int, folder: Path) -> Any:
         del rank, folder
         said = []
         for name, path in paths.items():
-            for how in LAYOUTS[world]:
+            for how in only or LAYOUTS[world]:
                 for dtype in DTYPES:
                     if name == "bag" and how == "fsdp+tp":
                         continue
