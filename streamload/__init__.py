@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         MemoryBudgetError as MemoryBudgetError,
         MissingExtraError as MissingExtraError,
         PlanError as PlanError,
+        RankError as RankError,
         ReadError as ReadError,
         StreamloadError as StreamloadError,
         WriteError as WriteError,
@@ -67,7 +68,7 @@ __version__ = "0.1.0"
 # (``open_checkpoint``, ``streamload inspect``) imports neither torch nor numpy.
 _HOMES = {
     "core.errors": "CheckpointError CheckpointNotFoundError DownloadError MemoryBudgetError "
-    "MissingExtraError PlanError ReadError StreamloadError WriteError",
+    "MissingExtraError PlanError RankError ReadError StreamloadError WriteError",
     "core.options": "LoadOptions",
     "core.report": "ExportReport LoadReport",
     "generation.sampling": "generate",

@@ -13,6 +13,7 @@ from streamload.hf.installed import is_installed
 
 if TYPE_CHECKING:
     from streamload.loading.calls import Loaded
+    from streamload.loading.sharding import RankPlan
     from streamload.planning.records import Plan
 
 transformers_option = click.option(
@@ -39,6 +40,26 @@ def load_model(path: str, *, by_transformers: bool, **options: Any) -> Loaded:
         return load(path, **options)
     finally:
         let_go()
+
+
+def load_over_ranks(
+    path: str, how: str, *, by_transformers: bool, **options: Any
+) -> tuple[Loaded, int]:
+    """As ``load_model``, sharded over the ranks that torchrun started; and this rank's number."""
+    from streamload.loading.sharding import load_sharded
+
+    theirs = by_transformers or _is_only_theirs(path, options)
+    return load_sharded(path, how, by_transformers=theirs, **options)
+
+
+def plan_over_ranks(
+    path: str, how: str, ranks: int, *, by_transformers: bool, **options: Any
+) -> tuple[Plan, tuple[RankPlan, ...]]:
+    """The plan of rank 0 of so many, and what each rank would read."""
+    from streamload.loading.sharding import plan_sharded
+
+    theirs = by_transformers or _is_only_theirs(path, options)
+    return plan_sharded(path, how, ranks, by_transformers=theirs, **options)
 
 
 def plan_model(path: str, *, by_transformers: bool, **options: Any) -> Plan:

@@ -10,6 +10,8 @@ import click
 from streamload.cli.failures import note_flag, traceback_option
 from streamload.cli.types import BLOCK_BYTES, BYTES, DEVICE, DTYPE, INDICES
 
+LAYOUTS = ("fsdp", "tp")
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -82,6 +84,22 @@ _LOAD_OPTIONS = (
     adapter_option,
     *_REACH_OPTIONS,
 )
+
+
+def shard_option(ranks: bool = False) -> Callable[[F], F]:
+    """``--shard fsdp|tp``, and ``--ranks N`` for a command that runs on none."""
+
+    def decorate(function: F) -> F:
+        if ranks:
+            function = click.option(
+                "--ranks",
+                type=click.IntRange(min=1),
+                help="How many ranks --shard is planned for; none of them is needed.",
+            )(function)
+        text = "Cut the model over ranks: fsdp by rows; tp is tensor parallelism."
+        return _choice("--shard", LAYOUTS, text)(function)
+
+    return decorate
 
 
 def load_options(function: F) -> F:

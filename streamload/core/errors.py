@@ -5,6 +5,7 @@
     │   └── CheckpointNotFoundError (also FileNotFoundError)
     ├── PlanError              file and module do not fit; ``.report`` lists every problem
     ├── MemoryBudgetError      the load would need more memory than there is
+    ├── RankError              another rank of the load failed, is gone, or loads something else
     ├── ReadError (also OSError)   reading failed midway, or the file changed meanwhile
     ├── WriteError (also OSError)  writing an export, a conversion or a cache entry failed
     ├── DownloadError (also OSError)  a server refused, or broke off
@@ -166,6 +167,18 @@ class MemoryBudgetError(StreamloadError):
         self.needed_bytes = needed_bytes
         self.available_bytes = available_bytes
         self.limit = limit
+
+
+class RankError(StreamloadError):
+    """A load by several ranks ended because of some of them; no rank keeps anything of it.
+
+    Attributes:
+        ranks: whose doing it was, as far as is known.
+    """
+
+    def __init__(self, message: str, *, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
 
 
 class _LocatedOSError(_LocatedError, OSError):

@@ -54,7 +54,7 @@ class LoadOptions(TypedDict, total=False):
         adapter: a folder with a LoRA adapter of PEFT, or several, merged one after the other into
             the weights as these are read: computed in float32 and rounded once.
         timeout_s: how long to wait for what a server was asked for (2 MiB at most), all attempts
-            included; default 60.
+            included (default 60), and for a sign of another rank (default 300).
         download: False streams ``hf:ORG/NAME`` from the hub if it is not in the local cache.
     """
 

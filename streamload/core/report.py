@@ -85,6 +85,28 @@ class MemoryReport:
 
 
 @dataclass(frozen=True, slots=True)
+class RankReport:
+    """What one of several ranks read and took, in bytes; ``host`` is where."""
+
+    rank: int
+    host: str
+    bytes_read: int
+    bytes_unwanted: int
+    bytes_held: int
+    peak_rss_bytes: int
+    peak_anonymous_bytes: int
+    elapsed_s: float
+
+    def __str__(self) -> str:
+        between = f" ({format_bytes(self.bytes_unwanted)} of it between its own)"
+        return (
+            f"rank {self.rank}: read {format_bytes(self.bytes_read)}"
+            f"{between if self.bytes_unwanted else ''}, holds {format_bytes(self.bytes_held)}, "
+            f"peak {format_bytes(self.peak_rss_bytes)}, {self.elapsed_s:.2f} s"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class LoadReport:
     """What was loaded, what was not and why, how fast and in how much memory.
 
@@ -98,8 +120,10 @@ class LoadReport:
         tied: groups of module names that are one tensor.
         problems: everything that refuses the plan, one line each; empty if it holds.
         notices: what a user should know though it stops nothing.
-        bytes_read, bytes_written: of tensor data; bytes_mapped: of tensors that are views of the
-            file, read when they are used; elapsed_s from the call to the commit.
+        bytes_read, bytes_written: of tensor data; bytes_unwanted: of those read, those that were
+            read only since they lie in short gaps between others; bytes_mapped: of tensors that
+            are views of the file, read when they are used; elapsed_s from the call to the commit.
+        ranks: what each rank did, where several loaded together; all else is of this one.
     """
 
     source: str = ""
@@ -120,8 +144,10 @@ class LoadReport:
     bytes_read: int = 0
     bytes_written: int = 0
     bytes_mapped: int = 0
+    bytes_unwanted: int = 0
     elapsed_s: float = 0.0
     memory: MemoryReport = field(default_factory=MemoryReport)
+    ranks: tuple[RankReport, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -160,6 +186,7 @@ class LoadReport:
                 f"peak over the start: {format_bytes(self.memory.peak_rss_bytes)} resident, "
                 f"{format_bytes(self.memory.peak_anonymous_bytes)} anonymous"
             )
+        lines += self._rank_lines()
         return "\n".join(map(printable, lines))
 
     def finding_lines(self, most: int | None = None) -> list[str]:
@@ -173,6 +200,15 @@ class LoadReport:
         lines += [f"tied: {' = '.join(group)}" for group in self.tied]
         lines += [f"notice: {notice}" for notice in self.notices]
         return list(map(printable, lines))
+
+    def _rank_lines(self) -> list[str]:
+        """What each rank did, and all of them."""
+        if not self.ranks:
+            return []
+        read = sum(rank.bytes_read for rank in self.ranks)
+        held = sum(rank.bytes_held for rank in self.ranks)
+        total = f"{plural(len(self.ranks), 'rank')}: read {format_bytes(read)}"
+        return [*map(str, self.ranks), f"{total}, hold {format_bytes(held)}"]
 
     def _moved(self) -> str:
         """Which bytes went where, and how fast."""

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from math import gcd, lcm
 from typing import NamedTuple
 
-from streamload.core.specs import Shape, StridedCopy
+from streamload.core.specs import Shape, StridedCopy, numel
+from streamload.engine.gaps import Moves, Rows, apart
 
 
 class Part(NamedTuple):
@@ -30,7 +31,8 @@ class Chunk(NamedTuple):
     """Stored elements ``start`` to ``stop`` of one tensor, and the copies to make of them.
 
     ``staged``: cast all of it into staging first. ``direct``: the part is one contiguous run on
-    both sides, so that bytes of equal dtype can be read straight into the destination.
+    both sides, so that bytes of equal dtype can be read straight into the destination. With
+    ``rows``, ``start`` and ``stop`` count what lies in these, end to end.
     """
 
     stored_name: str
@@ -39,6 +41,23 @@ class Chunk(NamedTuple):
     parts: tuple[Part, ...]
     staged: bool = False
     direct: bool = False
+    rows: Rows | None = None
+
+
+def runs_of(chunks: Sequence[Chunk]) -> Iterator[tuple[int, int]]:
+    """The stored elements that blocks read, as (start, stop)."""
+    for chunk in chunks:
+        if chunk.rows is None:
+            yield chunk.start, chunk.stop
+        else:
+            yield from chunk.rows.runs(chunk.start, chunk.stop)
+
+
+def unwanted_in(chunks: Sequence[Chunk]) -> int:
+    """How many elements blocks read that no part takes."""
+    taken = [sum([numel(part.shape) for part in chunk.parts]) for chunk in chunks]
+    sizes = [chunk.stop - chunk.start for chunk in chunks]
+    return sum([max(size - count, 0) for size, count in zip(sizes, taken, strict=True)])
 
 
 def cut(
@@ -49,6 +68,7 @@ def cut(
     staging_bytes: int,
     staged_itemsize: int,
     quantum: int = 1,
+    skips: bool = False,
 ) -> Iterator[Chunk]:
     """Blocks that together carry out ``copies`` of one stored tensor.
 
@@ -59,7 +79,28 @@ def cut(
         chunk_bytes: bound of a block that is copied straight on.
         staging_bytes: bound of a staged panel, in target bytes.
         quantum: blocks begin and end at multiples of so many elements, as far as copies do.
+        skips: long gaps between the copies' elements are not read.
     """
+    sizes = _Sizes(itemsize, chunk_bytes, staging_bytes, staged_itemsize)
+    if not skips or (len(copies) == 1 and copies[0][1].is_run):
+        yield from _cut(copies, sizes, quantum)
+        return
+    for group, rows in apart(copies, itemsize):
+        for chunk in _cut(group, sizes, quantum if rows is None else 1):
+            yield chunk if rows is None else chunk._replace(rows=rows)
+
+
+class _Sizes(NamedTuple):
+    """Bytes of elements, and bounds of what is read and staged at once."""
+
+    itemsize: int
+    chunk_bytes: int
+    staging_bytes: int
+    staged_itemsize: int
+
+
+def _cut(copies: Moves, sizes: _Sizes, quantum: int) -> Iterator[Chunk]:
+    itemsize, chunk_bytes, staging_bytes, staged_itemsize = sizes
     name = copies[0][1].stored_name
     if len(copies) == 1 and copies[0][1].is_run:
         step = max(chunk_bytes // itemsize // quantum, 1) * quantum

@@ -40,11 +40,13 @@ class Execution(Replacements):
 
     Attributes:
         bytes_read, bytes_written: of tensor data.
+        bytes_unwanted: of those read, those that lie between wanted ones.
         findings: what was seen in the data.
     """
 
     bytes_read: int = 0
     bytes_written: int = 0
+    bytes_unwanted: int = 0
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -84,8 +86,7 @@ def execute(
     targets = existing or {}
     new = [t for t in plan.tensors if t.is_new]
     old = [t for t in plan.tensors if not t.is_new]
-    names = {c.stored_name for t in plan.tensors if t.mapped is None for c in t.copies}
-    counter = Counter(stored_bytes(plan.stored[name] for name in names), progress)
+    counter = Counter(plan.bytes_to_read, progress)
     stream = _Stream(plan, source, lane, run, counter, release)
 
     def keep(group: Group, tensors: dict[str, torch.Tensor]) -> None:
@@ -118,6 +119,7 @@ def execute(
             _tell_autograd(targets[name])
     run.findings += map(Finding, lane.notices())
     run.bytes_read += counter.done
+    run.bytes_unwanted = counter.unwanted
     run.bytes_written = plan.bytes_to_write
     return run
 

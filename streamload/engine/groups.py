@@ -71,21 +71,24 @@ class Counter:
 
     def __init__(self, total: int, progress: Progress | None = None) -> None:
         self.done = 0
+        self.unwanted = 0
         self._total = total
         self._progress = progress
         self._name = ""
         self._told = -1
         self._lock = threading.Lock()
 
-    def add(self, count: int, name: str) -> None:
+    def add(self, count: int, name: str, unwanted: int = 0) -> None:
+        """Count bytes read, ``unwanted`` of them only since they lie between others."""
         with self._lock:
             self.done += count
+            self.unwanted += unwanted
             self._name = name
 
     def tell(self) -> None:
         if self._progress is not None and self._total and self.done != self._told:
             self._told = self.done
-            self._progress(self.done, self._total, self._name)
+            self._progress(min(self.done, self._total), self._total, self._name)
 
 
 class GroupFeed:
@@ -176,7 +179,7 @@ class GroupFeed:
 
     def done(self, job: Job) -> bool:
         """Count a job; True if its group may be complete."""
-        self._counter.add(job.nbytes, job.spec.name)
+        self._counter.add(job.nbytes, job.spec.name, job.unwanted_bytes)
         group = self._group_of[job.target]
         with self._changed:
             group.left -= 1

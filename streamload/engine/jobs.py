@@ -10,7 +10,7 @@ from typing import NamedTuple
 from streamload.core.dtypes import BY_NAME
 from streamload.core.options import Settings
 from streamload.core.specs import Extent, StridedCopy, TensorSpec, numel, stored_bytes
-from streamload.engine.chunks import Chunk, cut
+from streamload.engine.chunks import Chunk, cut, runs_of, unwanted_in
 from streamload.planning.records import PlannedTensor
 
 # How far the page cache is asked to read ahead of the workers.
@@ -25,6 +25,7 @@ class Job(NamedTuple):
         chunks: what is read, and where its parts go.
         extents: the bytes the job reads, as far as they lie in a file.
         nbytes: how many of the stored bytes it counts for.
+        unwanted_bytes: of these, those that it reads only since they lie between others.
         target: number of the first destination it writes.
         parts: several jobs that are read at once, see ``joining``; ``spec`` and ``chunks`` are
             then the first one's, ``extents`` is one run of all theirs and what lies between.
@@ -35,12 +36,14 @@ class Job(NamedTuple):
     extents: tuple[Extent, ...]
     nbytes: int
     target: int
+    unwanted_bytes: int = 0
     parts: tuple[Job, ...] = ()
 
     @property
     def run(self) -> Extent | None:
-        """The bytes that it reads as they are, if they lie in a file; only these can be joined."""
-        return self.extents[0] if self.extents and self.spec.encoding is None else None
+        """The one run of bytes that it reads as they are, if there is one: these can be joined."""
+        is_plain = self.spec.encoding is None and self.chunks[0].rows is None
+        return self.extents[0] if len(self.extents) == 1 and is_plain else None
 
 
 def jobs_of(
@@ -76,23 +79,34 @@ def jobs_of(
             staging_bytes=options.staging_bytes,
             staged_itemsize=itemsizes[name],
             quantum=1 if spec.encoding is None else spec.encoding.quantum,
+            skips=spec.encoding is not None or spec.extent is not None,
         )
         if spec.encoding is not None:
             yield from _decoding(spec, chunks)
             continue
         whole = spec.extent
         for some in ((chunk,) for chunk in chunks) if whole is not None else (tuple(chunks),):
-            start, nbytes = some[0].start * size, sum(c.stop - c.start for c in some) * size
-            extents = (Extent(whole.file, whole.offset + start, nbytes),) if whole else ()
-            yield Job(spec, some, extents, nbytes, some[0].parts[0].target)
+            nbytes = sum(c.stop - c.start for c in some) * size
+            extents: tuple[Extent, ...] = ()
+            if whole is not None:
+                place = whole.file, whole.offset
+                extents = tuple([_part(*place, size, *run) for run in runs_of(some)])
+            unwanted = unwanted_in(some) * size
+            yield Job(spec, some, extents, nbytes, some[0].parts[0].target, unwanted)
+
+
+def _part(file: str, offset: int, size: int, start: int, stop: int) -> Extent:
+    """Elements [start, stop), each of ``size`` bytes, of what begins at ``offset``."""
+    return Extent(file, offset + start * size, (stop - start) * size)
 
 
 def _decoding(spec: TensorSpec, chunks: Iterator[Chunk]) -> Iterator[Job]:
     """The jobs of an encoded tensor; their shares of its stored bytes are all of these, once."""
     nbytes, count = stored_bytes((spec,)), numel(spec.shape)
     for some in (tuple(chunks),) if spec.is_whole else ((chunk,) for chunk in chunks):
-        extents = tuple(spec.extents(some[0].start, some[-1].stop))
-        share = sum(nbytes * c.stop // count - nbytes * c.start // count for c in some)
+        runs = list(runs_of(some))
+        extents = tuple(extent for run in runs for extent in spec.extents(*run))
+        share = sum(nbytes * stop // count - nbytes * start // count for start, stop in runs)
         yield Job(spec, some, extents, share, some[0].parts[0].target)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from streamload.core.errors import CheckpointError
 from streamload.decoding.scratch import Scratch
+from streamload.engine.gaps import RowReader
 from streamload.engine.groups import GroupFeed
 from streamload.engine.jobs import Job, JobQueue
 from streamload.engine.lanes.base import Destinations, Lane, LaneWorker
@@ -163,7 +164,8 @@ def send(
         for chunk in job.chunks:
             for part in chunk.parts:
                 destinations[part.target].touched = True
-            worker.carry(chunk, dtype, read, destinations)
+            of = read if chunk.rows is None else RowReader(read, chunk.rows, dtype.itemsize)
+            worker.carry(chunk, dtype, of, destinations)
     except CheckpointError as error:
         if error.tensor is None:
             raise CheckpointError(str(error), path=job.spec.file, tensor=job.spec.name) from error

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 
@@ -18,6 +19,9 @@ from streamload.mapping.tables.registry import build_model
 from streamload.module.empty_weights import empty_weights
 from streamload.sources.base import Source
 from streamload.system.memory import available_memory
+
+# Has an empty model sharded, or changed otherwise.
+Prepare: TypeAlias = Callable[[nn.Module], object]
 
 # What torch says where its allocators give up, which is no MemoryError.
 _NO_MEMORY = re.compile(r"out of memory|allocate memory|not enough memory", re.IGNORECASE)
@@ -41,10 +45,13 @@ def find_config(source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:
     return config_to_build(source.config(), source.catalog, path=source.path)
 
 
-def build(source: Source, settings: Settings) -> tuple[nn.Module, dict[str, Any], Job]:
+def build(
+    source: Source, settings: Settings, prepare: Prepare | None = None
+) -> tuple[nn.Module, dict[str, Any], Job]:
     """The empty reference model, its configuration, and its load.
 
-    The model and its configuration are of just the chosen layers, if some are chosen.
+    The model and its configuration are of just the chosen layers, if some are chosen. ``prepare``
+    is called with the model before its load is settled.
 
     Raises:
         CheckpointError: there is no configuration, or none of a model here.
@@ -70,5 +77,7 @@ def build(source: Source, settings: Settings) -> tuple[nn.Module, dict[str, Any]
         first = str(error).partition("\n")[0]
         text = printable(f"{source.path}: config.json: {first}")
         raise PlanError(text) from error
+    if prepare is not None:
+        prepare(model)
     job = resolve(source, model, settings, file_config, notices=notices)
     return model, config, job

@@ -14,14 +14,15 @@ from typing_extensions import Unpack
 
 from streamload.adapters.opening import open_values
 from streamload.core.errors import PlanError
-from streamload.core.options import LoadOptions, settings_from
+from streamload.core.options import LoadOptions, Settings, settings_from
 from streamload.core.report import LoadReport
 from streamload.core.wording import listed, printable
-from streamload.loading.building import build
+from streamload.loading.building import Prepare, build
 from streamload.loading.resolving import resolve
 from streamload.loading.running import Run, plan_only, run
 from streamload.mapping.binding import Mapper
 from streamload.module.commit import OnAssign, commit
+from streamload.module.joining import confirming, together
 from streamload.planning.explaining import exact_notices, scale_notices
 from streamload.planning.records import Plan
 from streamload.sources.base import Source
@@ -66,15 +67,22 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
         MemoryBudgetError: it would not fit in memory.
         ReadError: reading failed midway.
     """
-    settings = settings_from(options, mode="auto")
+    return load_prepared(path, settings_from(options, mode="auto"))
+
+
+def load_prepared(
+    path: str | os.PathLike[str], settings: Settings, prepare: Prepare | None = None
+) -> Loaded:
+    """As ``load``; ``prepare`` is called with the empty model, which it may shard."""
     # A mapped load is made of small records and nothing else; a streamed one may take its time.
     pause = without_collections(_MANY if settings.maps else 0)
     with pause, open_values(path, settings) as source:
-        model, config, job = build(source, settings)
+        model, config, job = build(source, settings, prepare)
         held = source.companion(_SETTINGS) if _SETTINGS in source.companions else None
         generation, notices = generation_settings(source.path, config, held)
-        finished = run(job, attaches=True)
-        commit(model, finished.plan, finished.loaded)
+        with together(model, settings.timeout_s) as ranks:
+            finished = run(job, ranks, attaches=True)
+            commit(model, finished.plan, finished.loaded, confirm=confirming(ranks))
     if finished.larger is not None:
         finished.larger.attach(model)
     report = replace(finished.report, notices=(*finished.report.notices, *notices))
@@ -98,6 +106,9 @@ def load_into(
     has arrived; on any exception the module is exactly as it was. Parameters that hold data are
     overwritten in place, keeping dtype and device.
 
+    A module whose parameters are DTensors (``fully_shard``, ``parallelize_module``) is loaded by
+    all of its ranks together: each calls this, reads its own parts, and gets them, or none does.
+
     Args:
         module: build it under ``streamload.empty_weights()`` to start without memory.
         path: see ``load``.
@@ -109,13 +120,18 @@ def load_into(
         **options: see LoadOptions.
 
     Raises:
+        RankError: another rank failed, is gone, or has another file, module or options.
         As ``load``.
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
-    with open_values(path, settings, kept=lambda: _kept(module, mapping)) as source:
+    with (
+        together(module, settings.timeout_s) as ranks,
+        open_values(path, settings, kept=lambda: _kept(module, mapping)) as source,
+    ):
         job = resolve(source, module, settings, _config(mapping, source), mapping)
-        done = run(job)
-        told = commit(module, done.plan, done.loaded, own=done.own, on_assign=on_assign)
+        done = run(job, ranks)
+        own, confirm = done.own, confirming(ranks)
+        told = commit(module, done.plan, done.loaded, own=own, on_assign=on_assign, confirm=confirm)
     return replace(done.report, notices=(*done.report.notices, *told))
 
 

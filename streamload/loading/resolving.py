@@ -204,6 +204,7 @@ def _plan(job: Job) -> Plan:
     if job.module is not None:
         problems += in_place_problems(job.module, plan)
     hook = "on_layer" if settings.on_layer is not None else ""
+    problems += _unfit_for_parts(plan)
     hook = f"quantize={settings.quantize!r}" if settings.quantize is not None else hook
     held = next((t.name for t in plan.tensors if not t.is_new), None)
     if hook and held is not None:
@@ -231,6 +232,22 @@ def _unholdable(plan: Plan) -> list[str]:
         for (device, dtype), name in first.items()
         if (why := unholdable(device, dtype))
     ]
+
+
+def _unfit_for_parts(plan: Plan) -> list[str]:
+    """Options that take whole tensors, where the module holds parts of them."""
+    part = next((t.name for t in plan.tensors if t.shard is not None), None)
+    if part is None:
+        return []
+    options = plan.options
+    asked = {
+        "on_layer": options.on_layer is not None,
+        f"quantize={options.quantize!r}": options.quantize is not None,
+        "cache": options.cache,
+        "layout='stored'": options.layout == "stored",
+    }
+    text = " and ".join(name for name, is_asked in asked.items() if is_asked)
+    return [f"{part!r} is held in parts by several ranks: {text} is for whole ones"] if text else []
 
 
 def hook_for(plan: Plan) -> OnLayer | None:

@@ -14,10 +14,12 @@ from streamload.engine.execute import Execution, execute
 from streamload.engine.lanes.choice import lane_for
 from streamload.loading.budget import check_memory, is_cache_in_the_way, measured
 from streamload.loading.larger import Larger, larger_than_memory, measured_for, opened, told
+from streamload.loading.ranked import agree_to_begin, agree_to_commit, telling
 from streamload.loading.resolving import Job, hook_for, plan_load
 from streamload.module.extra_state import OwnCode
 from streamload.module.targets import existing_tensors
 from streamload.planning.records import Plan
+from streamload.ranks.together import Together
 from streamload.saving.cache.through import look_up, store
 from streamload.system.pages import made_ahead
 from streamload.system.peaks import PeakSampler
@@ -56,15 +58,16 @@ def plan_only(job: Job, *, attaches: bool = False) -> Plan:
     return plan.noticed(f"only headers and small files were read: {received}")
 
 
-def run(job: Job, *, attaches: bool = False) -> Run:
+def run(job: Job, ranks: Together | None = None, *, attaches: bool = False) -> Run:
     """Plan, check memory, and carry out; the module is not changed but where it holds data.
 
     Args:
         job: the load.
+        ranks: all of them agree before the first byte, and have all bytes at the end.
         attaches: hooks may be put on the module, if it is mapped and does not fit.
 
     Raises:
-        PlanError, MemoryBudgetError: nothing was touched.
+        PlanError, MemoryBudgetError, RankError: nothing was touched.
         ReadError, CheckpointError: as the source or the data give cause.
     """
     start_s = time.perf_counter()
@@ -82,6 +85,8 @@ def run(job: Job, *, attaches: bool = False) -> Run:
         followed, source, entry = look_up(plan, job.source, job.settings)
         with closing(entry):
             followed = measured(followed, already_bytes=anonymous_bytes)
+            if ranks is not None:
+                agree_to_begin(ranks, followed, source)
             if job.settings.check_memory:
                 check_memory(followed, lane.room())
             residency = larger_than_memory(followed, job.module) if attaches else None
@@ -94,7 +99,7 @@ def run(job: Job, *, attaches: bool = False) -> Run:
                     source,
                     lane,
                     existing=existing,
-                    progress=job.settings.progress,
+                    progress=telling(ranks, job.settings.progress),
                     release=is_cache_in_the_way(followed),
                     on_layer=on_layer,
                 )
@@ -106,6 +111,7 @@ def run(job: Job, *, attaches: bool = False) -> Run:
         layout="stored" if followed.options.stored_order else "contiguous",
         notices=(*plan.notices, *followed.notices, *loaded.notices),
         bytes_read=loaded.bytes_read,
+        bytes_unwanted=loaded.bytes_unwanted,
         bytes_written=loaded.bytes_written,
         bytes_mapped=sum(t.nbytes for t in followed.tensors if t.mapped is not None),
         elapsed_s=time.perf_counter() - start_s,
@@ -117,4 +123,6 @@ def run(job: Job, *, attaches: bool = False) -> Run:
             peak_device_bytes=lane.peak_bytes(),
         ),
     )
+    if ranks is not None:
+        report = agree_to_commit(ranks, report)
     return Run(plan, loaded, report, own, larger)

@@ -13,11 +13,13 @@ from streamload.adapters.opening import open_values
 from streamload.core.options import LoadOptions, Settings, settings_from
 from streamload.hf.library import set_generation
 from streamload.hf.their_models import empty_model
+from streamload.loading.building import Prepare
 from streamload.loading.calls import Loaded
 from streamload.loading.resolving import Job, resolve, with_default_dtype
 from streamload.loading.running import plan_only, run
 from streamload.module.commit import commit
 from streamload.module.empty_weights import empty_weights
+from streamload.module.joining import confirming, together
 from streamload.planning.records import Plan
 from streamload.sources.base import Source
 from streamload.sources.config.companion_folder import config_folder
@@ -71,12 +73,24 @@ def load_transformers(
         As ``load``.
     """
     settings, key_mapping = _settings(options)
+    return load_theirs_prepared(path, settings, cls, key_mapping)
+
+
+def load_theirs_prepared(
+    path: str | os.PathLike[str],
+    settings: Settings,
+    cls: Any = None,
+    key_mapping: Mapping[str, str] | None = None,
+    prepare: Prepare | None = None,
+) -> Loaded:
+    """As ``load_transformers``; ``prepare`` is called with the empty model, which it may shard."""
     with open_values(path, settings) as source:
-        job = build_theirs(source, settings, cls, key_mapping)
+        job = build_theirs(source, settings, cls, key_mapping, prepare)
         assert job.theirs is not None, "just built"
         model = job.theirs.model
-        finished = run(job, attaches=True)
-        commit(model, finished.plan, finished.loaded)
+        with together(model, settings.timeout_s) as ranks:
+            finished = run(job, ranks, attaches=True)
+            commit(model, finished.plan, finished.loaded, confirm=confirming(ranks))
         job.theirs.finish(finished.plan)
         with config_folder(source) as folder:
             set_generation(model, folder)
@@ -126,6 +140,7 @@ def build_theirs(
     settings: Settings,
     cls: Any = None,
     key_mapping: Mapping[str, str] | None = None,
+    prepare: Prepare | None = None,
 ) -> Job:
     """The empty model of transformers for a checkpoint, as the job of loading it.
 
@@ -147,4 +162,6 @@ def build_theirs(
             key_mapping=key_mapping,
         )
     model = theirs.model
+    if prepare is not None:
+        prepare(model)
     return resolve(source, model, settings, file_config, notices=notices, theirs=theirs)

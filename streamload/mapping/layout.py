@@ -7,7 +7,7 @@ backwards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -84,7 +84,7 @@ class Layout:
             raise LayoutError(
                 f"rows {start} to {start + length} are outside shape {list(self.shape)}"
             )
-        kept = [p for piece in self.pieces if (p := _narrow(piece, dim, start, length))]
+        kept = [p for piece in self.pieces for p in _narrow(piece, dim, start, length)]
         return Layout(with_size(self.shape, dim, length), tuple(kept))
 
     def unflatten(self, dim: int, sizes: Shape) -> Layout:
@@ -192,31 +192,44 @@ def with_size(values: Shape, index: int, value: int) -> Shape:
     return (*values[:index], value, *values[index + 1 :])
 
 
-def _narrow(piece: Piece, dim: int, start: int, length: int) -> Piece | None:
-    """The part of ``piece`` inside the range, or None."""
-    axes = [a for a in piece.axes if a.dim == dim and a.size > 1]
-    begin = piece.starts[dim]
-    if not axes:
-        inside = start <= begin < start + length
-        return (
-            replace(piece, starts=with_size(piece.starts, dim, begin - start)) if inside else None
-        )
-    axis = min(axes, key=lambda a: -a.step)  # the outermost one; inner ones must stay whole
-    inner = sum((a.size - 1) * a.step for a in axes if a is not axis) + 1
-    low = max(start, begin)
-    high = min(start + length, begin + (axis.size - 1) * axis.step + inner)
-    if low >= high:
-        return None
-    skip, rest = divmod(low - begin, axis.step)
-    count, over = divmod(high - low - inner, axis.step)
-    if rest or over:
-        raise LayoutError(f"cannot cut rows {start} to {start + length} out of interleaved rows")
-    return replace(
-        piece,
-        offset=piece.offset + skip * axis.stride,
-        starts=with_size(piece.starts, dim, low - start),
-        axes=tuple(replace(a, size=count + 1) if a is axis else a for a in piece.axes),
+def _narrow(piece: Piece, dim: int, start: int, length: int) -> Iterator[Piece]:
+    """The parts of ``piece`` inside the range: one, or several where rows are interleaved."""
+    nest = sorted((a for a in piece.axes if a.dim == dim and a.size > 1), key=lambda a: -a.step)
+    rest = tuple([a for a in piece.axes if a.dim != dim or a.size == 1])
+    for offset, begin, axes in _within(nest, piece.starts[dim], start, start + length):
+        starts = with_size(piece.starts, dim, begin - start)
+        yield Piece(piece.source, piece.offset + offset, starts, (*axes, *rest))
+
+
+def _within(
+    nest: Sequence[Axis], begin: int, low: int, high: int
+) -> Iterator[tuple[int, int, tuple[Axis, ...]]]:
+    """The places of nested axes along one dimension that lie in [low, high).
+
+    ``nest`` has the widest step first, and begins at place ``begin``. What comes is the stored
+    elements to skip, the first place, and the axes from there.
+    """
+    if not nest:
+        if low <= begin < high:
+            yield 0, begin, ()
+        return
+    outer, inner = nest[0], nest[1:]
+    reach = sum((a.size - 1) * a.step for a in inner)
+    # Rounds of the outer axis that touch the range, and of these the ones that lie inside of it.
+    touched = range(
+        max(-(-(low - reach - begin) // outer.step), 0),
+        min((high - 1 - begin) // outer.step + 1, outer.size),
     )
+    first = max(-(-(low - begin) // outer.step), 0)
+    last = min((high - 1 - reach - begin) // outer.step + 1, outer.size)
+    if first < last:
+        axes = (replace(outer, size=last - first), *inner)
+        yield first * outer.stride, begin + first * outer.step, axes
+    for at in touched:
+        if not first <= at < last:
+            skip, place = at * outer.stride, begin + at * outer.step
+            for offset, found, axes in _within(inner, place, low, high):
+                yield skip + offset, found, axes
 
 
 def _split_piece(piece: Piece, dim: int, inner: int) -> Piece:

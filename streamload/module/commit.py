@@ -15,7 +15,8 @@ from streamload.core.errors import PlanError, naming, note_overwritten
 from streamload.engine.on_layer import Replacements
 from streamload.module.extra_state import OwnCode
 from streamload.module.own_loading import run_post_hooks
-from streamload.module.targets import identity, slots
+from streamload.module.sharded import around, is_dtensor
+from streamload.module.targets import identity, is_wrapper, slots
 from streamload.planning.devices import device_of
 from streamload.planning.records import Plan
 
@@ -51,6 +52,7 @@ def commit(
     *,
     own: OwnCode | None = None,
     on_assign: OnAssign | None = None,
+    confirm: Callable[[], object] | None = None,
 ) -> list[str]:
     """Put all new tensors in their place at once; on any exception the module is as it was.
 
@@ -64,6 +66,7 @@ def commit(
             names; of tensors that come from the caller their own class is kept.
         own: what the modules' own code and their extra states add.
         on_assign: called with (stored name, module name) before each assignment.
+        confirm: called last; where it raises, everything is taken back.
 
     Returns:
         What a user should know of it.
@@ -90,6 +93,8 @@ def commit(
         with naming(plan.source):
             told = own.apply(module, undo)
         run_post_hooks(module, _IncompatibleKeys(list(plan.missing), list(plan.unexpected)))
+        if confirm is not None:
+            confirm()
     except BaseException as error:
         for back in reversed(undo):
             back()
@@ -172,6 +177,8 @@ def _like(old: torch.Tensor, new: torch.Tensor, is_given: bool) -> torch.Tensor:
 
     Whole numbers, which may be given, cannot require a gradient.
     """
+    if is_wrapper(old) and is_dtensor(old):
+        return around(old, new)
     if isinstance(new, nn.Parameter) or (is_given and not isinstance(old, nn.Parameter)):
         return new
     if is_given:

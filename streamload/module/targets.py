@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from streamload.core.dtypes import BY_TORCH_NAME, DType
 from streamload.core.errors import PlanError
 from streamload.core.findings import Finding
+from streamload.module.sharded import held_part, is_dtensor, local_of
 from streamload.planning.records import Plan, Targets, TargetSpec
 
 
@@ -104,20 +105,28 @@ def real_tensors(module: nn.Module) -> Iterator[tuple[list[str], torch.Tensor, b
     Ties are one, as in ``targets_of``; all but non-persistent buffers belong in a checkpoint.
     """
     for tie in _ties(module):
-        if not (tie.tensor.is_meta or is_lazy(tie.tensor) or is_wrapper(tie.tensor)):
+        if tie.tensor.is_meta or is_lazy(tie.tensor):
+            continue
+        if not is_wrapper(tie.tensor):
             yield tie.names, tie.tensor.detach(), tie.is_persistent
+        elif is_dtensor(tie.tensor):
+            yield tie.names, local_of(tie.tensor), tie.is_persistent
 
 
 def existing_tensors(module: nn.Module, plan: Plan) -> dict[str, tuple[torch.Tensor, ...]]:
     """What the plan overwrites in place, by target name: every object that a tie consists of.
 
-    They hold the same memory, but each may count its versions for itself.
+    They hold the same memory, but each may count its versions for itself. Of a DTensor it is what
+    this rank holds.
     """
     first = {n: t.name for t in plan.tensors if not t.is_new for n in (t.name, *t.aliases)}
     found: dict[str, dict[int, torch.Tensor]] = {}
     for slot, tensor in slots(module):
         if slot.name in first:
-            found.setdefault(first[slot.name], {})[id(tensor)] = tensor
+            objects = found.setdefault(first[slot.name], {})
+            if is_wrapper(tensor) and is_dtensor(tensor):
+                objects[-id(tensor)] = local_of(tensor)
+            objects[id(tensor)] = tensor
     return {name: tuple(objects.values()) for name, objects in found.items()}
 
 
@@ -144,7 +153,10 @@ def _spec(tie: _Tie) -> TargetSpec:
         )
     if dtype is None:
         raise PlanError(f"{name!r} has dtype {tensor.dtype}, which cannot be loaded")
-    is_meta = tensor.is_meta
+    is_meta, held = tensor.is_meta, tensor
+    shard, uncut = None, ""
+    if wraps and is_dtensor(tensor):
+        (shard, uncut), held, wraps = held_part(tensor), local_of(tensor), False
     return TargetSpec(
         tuple(tie.names),
         tuple(tensor.shape),
@@ -152,9 +164,11 @@ def _spec(tie: _Tie) -> TargetSpec:
         tie.kind,
         is_meta,
         tie.is_persistent,
-        "cpu" if is_meta else str(tensor.device),
-        None if is_meta else tensor.stride(),
+        "cpu" if is_meta else str(held.device),
+        None if is_meta else held.stride(),
         wrapper=type(tensor).__name__ if wraps else "",
+        shard=shard,
+        uncut=uncut,
     )
 
 
@@ -181,18 +195,22 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def wrapper_problems(targets: Targets, plan: Plan) -> list[Finding]:
-    """What refuses a plan that would put plain values where wrapper tensors are: all of these."""
-    wrappers = {spec.names[0]: spec.wrapper for spec in targets.specs if spec.wrapper}
+    """What refuses a plan that would put plain values where they cannot be: all of these.
+
+    That is wrapper tensors, and distributed ones whose parts cannot be told.
+    """
+    wrappers = [spec for spec in targets.specs if spec.wrapper or spec.uncut]
     touched = {t.name for t in plan.tensors} | {entry.name for entry in plan.shape_mismatch}
-    if touched.isdisjoint(wrappers):
+    if touched.isdisjoint(spec.names[0] for spec in wrappers):
         return []
-    return [
-        Finding(
-            f" holds its values in other tensors (class {wrapper}), so that plain "
-            "ones cannot take its place: load into the plain module first, then quantise or "
-            "shard it",
-            refuses=True,
-            tensor=name,
-        )
-        for name, wrapper in wrappers.items()
-    ]
+    return [Finding(_why_not(spec), refuses=True, tensor=spec.names[0]) for spec in wrappers]
+
+
+def _why_not(spec: TargetSpec) -> str:
+    if spec.uncut:
+        return f" is distributed in a way that cannot be loaded: {spec.uncut}"
+    return (
+        f" holds its values in other tensors (class {spec.wrapper}), so that plain "
+        "ones cannot take its place: load into the plain module first, then quantise or "
+        "shard it"
+    )

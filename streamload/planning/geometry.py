@@ -8,6 +8,7 @@ from streamload.core.specs import Shape, StridedCopy, contiguous_strides
 from streamload.mapping.applying import apply
 from streamload.mapping.layout import Layout, stored_order_strides
 from streamload.mapping.transforms import Transform
+from streamload.ranks.shards import Shard, part_of
 
 _MOST_KEPT = 4096
 
@@ -24,7 +25,20 @@ class Geometry:
         self.layout = layout
         self.used = tuple(sorted({piece.source for piece in layout.pieces}))
         self.contiguous = contiguous_strides(layout.shape)
+        self._parts: dict[Shard, Geometry] = {}
         self._copies: dict[Shape, tuple[tuple[int, StridedCopy], ...]] = {}
+
+    def part(self, shard: Shard | None) -> Geometry:
+        """Of what a rank holds; of all if nothing is cut.
+
+        Raises:
+            LayoutError: the boxes do not lie inside of the target.
+        """
+        if shard is None:
+            return self
+        if shard not in self._parts:
+            self._parts[shard] = Geometry(part_of(self.layout, shard))
+        return self._parts[shard]
 
     def strides(self, *, stored_order: bool) -> Shape:
         """The target's strides, row-major or in the stored tensor's order of dimensions."""

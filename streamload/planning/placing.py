@@ -146,6 +146,8 @@ def _renamed(
         example.device,
         example.is_new,
         view and MappedView(source, view.offset, view.strides),
+        example.shard,
+        example.whole_shape,
     )
 
 
@@ -282,10 +284,15 @@ def _planned(
     geometry: Geometry,
 ) -> PlannedTensor:
     """The plan of one target whose shape fits."""
-    options, layout = builder.options, geometry.layout
+    options = builder.options
     names = assignment.sources
     if len(names) > 1:
         names = tuple(names[i] for i in geometry.used) or names
+    # What the values are is settled by the whole tensor, so that ranks agree on it.
+    shard = None if spec is None else spec.shard
+    whole_shape = geometry.layout.shape
+    geometry = geometry.part(shard)
+    layout = geometry.layout
     specs = [builder.stored[name] for name in names]
     stored = tuple([BY_NAME[spec.made_dtype] for spec in specs])
     transform = assignment.transform
@@ -298,7 +305,9 @@ def _planned(
     device = options.device
     device = device if isinstance(device, str) else device_of(target, device)
     view = _mapped(builder, names, layout, dtype.name, device) if is_new and options.maps else None
-    in_stored_order = is_new and (view is not None or options.stored_order)
+    if shard is not None and view is not None and not is_row_major(layout.shape, view.strides):
+        view = None  # what shards a module wants contiguous parts
+    in_stored_order = is_new and (view is not None or options.stored_order) and shard is None
     strides = geometry.strides(stored_order=in_stored_order and not transform.reduces)
     if spec is not None and not is_new:
         _refuse_in_place(builder, target, spec)
@@ -319,6 +328,8 @@ def _planned(
         device=device,
         is_new=is_new,
         mapped=view,
+        shard=shard,
+        whole_shape=whole_shape if shard is not None else (),
     )
 
 

@@ -11,8 +11,9 @@ from streamload.core.errors import PlanError
 from streamload.core.findings import Finding, fold, in_words
 from streamload.core.options import Settings
 from streamload.core.report import LoadedTensor, LoadReport, MemoryReport, ShapeMismatch
-from streamload.core.specs import Shape, StridedCopy, TensorSpec, size_of
+from streamload.core.specs import Shape, StridedCopy, TensorSpec, numel, size_of, stored_bytes
 from streamload.core.wording import printable
+from streamload.ranks.shards import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,9 @@ class TargetSpec:
         is_settled: ``dtype`` is what values are cast to, also while it holds none.
         is_made_later: what nothing fills gets its values after the load, from who built it.
         wrapper: the class of a tensor that holds its values in other tensors.
+        shard: what this rank holds of it, if that is not all; ``shape`` is the whole one's, and
+            ``strides`` are of what it holds.
+        uncut: why that cannot be told.
     """
 
     names: tuple[str, ...]
@@ -41,6 +45,8 @@ class TargetSpec:
     is_settled: bool = False
     is_made_later: bool = False
     wrapper: str = ""
+    shard: Shard | None = None
+    uncut: str = ""
 
     @property
     def traits(self) -> tuple[object, ...]:
@@ -53,6 +59,7 @@ class TargetSpec:
             self.device,
             self.strides,
             self.is_settled,
+            self.shard,
         )
 
 
@@ -104,6 +111,9 @@ class PlannedTensor:
         reduces: ``""``, ``"sum"`` or ``"mean"``; then every source covers the whole target.
         is_new: True for a new tensor that is committed, False for one overwritten in place.
         mapped: set if the target is a view of the mapped file and nothing is moved.
+        shard: what part of the module's tensor this is, which other ranks hold the rest of;
+            ``shape``, ``strides`` and ``copies`` are of the part.
+        whole_shape: of the module's tensor, if it is a part.
     """
 
     name: str
@@ -121,6 +131,8 @@ class PlannedTensor:
     device: str = "cpu"
     is_new: bool = True
     mapped: MappedView | None = None
+    shard: Shard | None = None
+    whole_shape: Shape = ()
 
     @property
     def nbytes(self) -> int:
@@ -196,6 +208,26 @@ class Plan:
         """Bytes of all targets that are streamed."""
         return sum(t.nbytes for t in self.tensors if t.mapped is None)
 
+    @cached_property
+    def bytes_to_read(self) -> int:
+        """Stored bytes of what is streamed: of whole tensors, or of the parts that are wanted.
+
+        What is read in truth is a little more where gaps are read through.
+        """
+        streamed = [t for t in self.tensors if t.mapped is None]
+        wanted: dict[str, int] = {}
+        for copy in (copy for t in streamed for copy in t.copies):
+            wanted[copy.stored_name] = wanted.get(copy.stored_name, 0) + numel(copy.shape)
+        whole = stored_bytes(self.stored[name] for name in wanted)
+        if all(t.shard is None for t in streamed):
+            return whole
+        shares = []
+        for name, count in wanted.items():
+            spec = self.stored[name]
+            of = numel(spec.shape)
+            shares.append(stored_bytes((spec,)) * min(count, of) // max(of, 1))
+        return sum(shares)
+
     @property
     def ledger(self) -> tuple[LoadedTensor, ...]:
         """One entry for each target, in the file's order."""
@@ -205,7 +237,7 @@ class Plan:
                 t.name,
                 _stored_dtypes([self.stored[name] for name in t.sources]),
                 "int8" if t.name in self.quantized else _torch_name(t.dtype),
-                t.shape,
+                t.whole_shape or t.shape,
                 t.transform,
             )
             for t in self.tensors

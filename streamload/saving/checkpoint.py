@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
+from typing import TypeAlias
 
 from streamload.core.errors import CheckpointError, WriteError
 from streamload.core.options import Progress
@@ -26,6 +27,8 @@ from streamload.system.peaks import PeakSampler
 # What a folder's weights are called. Those under our own names get a name of their own: as
 # model.safetensors other libraries would take them for their class's and make a random model.
 _STEMS = {"published": "model", "local": "local"}
+# Writes every tensor to its place.
+Filling: TypeAlias = Callable[[Mapping[str, Place]], Execution]
 _INDEXES = tuple(f"{stem}.safetensors.index.json" for stem in _STEMS.values())
 
 
@@ -39,6 +42,7 @@ def write_checkpoint(
     metadata: Mapping[str, str] = MappingProxyType({}),
     max_shard_bytes: int | None = None,
     progress: Progress | None = None,
+    filling: Filling | None = None,
 ) -> ExportReport:
     """Write a plan's tensors as a checkpoint; on any exception what was there is whole.
 
@@ -51,6 +55,7 @@ def write_checkpoint(
         metadata: see ``lay_out``.
         max_shard_bytes: see ``lay_out``.
         progress: see ``fill``.
+        filling: fills the files, in place of ``fill``.
 
     Returns:
         What was written; the caller adds names, time and memory.
@@ -61,11 +66,13 @@ def write_checkpoint(
         if max_shard_bytes is not None:
             raise ValueError("max_shard_bytes needs a folder, not one file")
         (layout,) = lay_out(plan.tensors, os.path.basename(path), metadata=metadata)
-        run, files, notices = _write_file(plan, source, path, layout, progress)
+        run, files, notices = _write_file(plan, source, path, layout, progress, filling)
     else:
         file = f"{_STEMS.get(names, 'model')}.safetensors"
         shards = partial(lay_out, plan.tensors, metadata=metadata, max_shard_bytes=max_shard_bytes)
-        run, files, notices = _write_folder(plan, source, path, file, shards, extras, progress)
+        run, files, notices = _write_folder(
+            plan, source, path, file, shards, extras, progress, filling
+        )
     return ExportReport(
         path,
         tuple(files),
@@ -92,12 +99,17 @@ _Written = tuple[Execution, list[str], list[str]]
 
 
 def _write_file(
-    plan: Plan, source: Source, path: str, layout: NewFile, progress: Progress | None
+    plan: Plan,
+    source: Source,
+    path: str,
+    layout: NewFile,
+    progress: Progress | None,
+    filling: Filling | None,
 ) -> _Written:
     if os.path.isdir(path):
         raise WriteError("is a folder", path=path)
     with committing(staged_file(path, layout.nbytes)) as file:
-        run = _fill_files(plan, source, [(layout, file)], progress)
+        run = _fill_files(plan, source, [(layout, file)], progress, filling)
     return run, [layout.name], file.notices()
 
 
@@ -109,6 +121,7 @@ def _write_folder(
     shards: Callable[..., list[NewFile]],
     extras: Mapping[str, bytes],
     progress: Progress | None,
+    filling: Filling | None,
 ) -> _Written:
     if os.path.lexists(path) and not os.path.isdir(path):
         raise WriteError("is not a folder", path=path)
@@ -131,7 +144,7 @@ def _write_folder(
     nbytes = sum(f.nbytes for f in layouts)
     with committing(StagedFolder(path, nbytes=nbytes, settle=settle)) as folder:
         staged = [(f, folder.add(f.name, seals=alone)) for f in layouts]
-        run = _fill_files(plan, source, staged, progress)
+        run = _fill_files(plan, source, staged, progress, filling)
         if not alone:
             index = folder.add(index_name, seals=True)
             index.write(index_text(layouts), 0)
@@ -145,11 +158,14 @@ def _fill_files(
     source: Source,
     files: Sequence[tuple[NewFile, StagedFile]],
     progress: Progress | None,
+    filling: Filling | None,
 ) -> Execution:
     places: dict[str, Place] = {}
     for layout, file in files:
         file.write(layout.header, 0)
         places.update({name: (file, offset) for name, offset in layout.offsets.items()})
+    if filling is not None:
+        return filling(places)
     return fill(plan, source, places, progress=progress)
 
 

@@ -24,12 +24,16 @@ from streamload.mapping.tables.gpt2_names import gpt2_map
 from streamload.mapping.tables.registry import known_model_types, mapping_for
 from streamload.models.decoder import Decoder
 from streamload.module.extra_state import exported
+from streamload.module.joining import together
+from streamload.module.sharded import is_dtensor
 from streamload.module.targets import is_wrapper, targets_of
 from streamload.planning.inverse import build_export_plan
 from streamload.planning.records import Targets, TargetSpec
+from streamload.ranks.together import Together
 from streamload.saving.checkpoint import peak_memory, write_checkpoint
 from streamload.saving.extras import config_text
 from streamload.saving.file_layout import only_writable
+from streamload.saving.parts import Parts, write_parts
 from streamload.sources.in_memory import MemorySource
 from streamload.system.peaks import PeakSampler
 
@@ -44,7 +48,9 @@ def export(
 ) -> ExportReport:
     """Write a module's parameters, persistent buffers and extra states under published names.
 
-    Extra states that are no plain tensors are left out, and listed in the report's notices.
+    Extra states that are no plain tensors are left out, and listed in the report's notices. Of a
+    module of DTensors every rank calls this with the same arguments, and writes its own parts into
+    files on a file system that all of them see; no tensor is gathered.
 
     Args:
         module: on any device; never changed. Ties are written once.
@@ -58,9 +64,22 @@ def export(
     Raises:
         PlanError: a parameter has no published name, holds no data, or is nothing that
             safetensors can hold.
+        RankError: another rank failed, is gone or exports something else; nothing was written.
         WriteError: the disk is full, the path cannot be written, or the folder has an index of
             another name, which readers would still follow.
     """
+    with together(module) as group:
+        return _export(module, os.fsdecode(path), mapping, dtype, max_shard_bytes, group)
+
+
+def _export(
+    module: nn.Module,
+    path: str,
+    mapping: str | Mapper,
+    dtype: torch.dtype | str | None,
+    max_shard_bytes: int | None,
+    group: Together | None,
+) -> ExportReport:
     start_s = time.perf_counter()
     options = settings_from({"dtype": dtype})
     max_shard_bytes = bound_of_shards(max_shard_bytes)
@@ -73,19 +92,23 @@ def export(
         for name, tensor in group(remove_duplicate=False)
         if not tensor.is_meta
     }
-    wrappers = [name for name, tensor in tensors.items() if is_wrapper(tensor)]
+    parts = {n: t for n, t in tensors.items() if is_wrapper(t) and is_dtensor(t)}
+    wrappers = [n for n, t in tensors.items() if n not in parts and is_wrapper(t)]
     if wrappers:
         kinds = listed(sorted({type(tensors[name]).__name__ for name in wrappers}))
         raise PlanError(
             f"{listed(map(repr, wrappers))}: a tensor subclass that holds its values in other "
-            f"tensors ({kinds}) cannot be exported; export before it is quantised or sharded"
+            f"tensors ({kinds}) cannot be exported; export before it is quantised"
         )
     states, left_out = exported(module)
     if states and name_map is not None:
         placed = name_map.target_names()
         left_out += [key for key in states if key not in placed]
         states = {key: state for key, state in states.items() if key in placed}
-    source = MemorySource({**tensors, **states}, path=f"<{type(module).__name__}>")
+    # Where ranks hold parts, the plan is made as if these were whole.
+    wholes = {n: torch.empty(t.shape, dtype=t.dtype, device="meta") for n, t in parts.items()}
+    path_of_module = f"<{type(module).__name__}>"
+    source = MemorySource({**tensors, **wholes, **states}, path=path_of_module)
     stored, given = source.catalog.tensors, source.path
     if is_theirs:
         plan = plan_their_export(module, stored, targets, options, source=given)
@@ -99,14 +122,15 @@ def export(
     plan = only_writable(plan)
     plan.raise_if_refused()
     config = _config_dict(module)
+    extras = {"config.json": config_text(config, plan)} if config else {}
     with PeakSampler() as sampler:
-        report = write_checkpoint(
-            plan,
-            source,
-            os.fsdecode(path),
-            extras={"config.json": config_text(config, plan)} if config else {},
-            max_shard_bytes=max_shard_bytes,
-        )
+        if parts:
+            held = Parts(plan, source, tensors | states, group)
+            report = write_parts(plan, source, path, held, group, extras, max_shard_bytes)
+        else:
+            report = write_checkpoint(
+                plan, source, path, extras=extras, max_shard_bytes=max_shard_bytes
+            )
     return replace(
         report,
         names="published" if is_theirs or name_map is not None else "local",

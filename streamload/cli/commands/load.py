@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from streamload.cli.failures import as_options
-from streamload.cli.model_choice import load_model, transformers_option
+from streamload.cli.model_choice import load_model, load_over_ranks, transformers_option
 from streamload.cli.render.progress import progress_bar
 from streamload.cli.render.tables import say, say_result
 from streamload.cli.render.trace import TRACE_PATH, Trace
-from streamload.cli.shared_options import common_options, given, load_options
+from streamload.cli.shared_options import common_options, given, load_options, shard_option
 from streamload.core.wording import printable
 from streamload.measuring.own_peers import import_for_loads
 
@@ -27,15 +27,24 @@ from streamload.measuring.own_peers import import_for_loads
     metavar="FILE.png|FILE.json",
     help="Write memory and bytes read over time; a picture needs the extra plot.",
 )
+@shard_option()
 @transformers_option
 @load_options
 @common_options
 def command(
-    path: str, verbose: bool, trace_path: str | None, as_json: bool, **options: Any
+    path: str,
+    verbose: bool,
+    trace_path: str | None,
+    shard: str | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Load the checkpoint at PATH into its model, and print the report.
 
     Shows how fast a load is and how much memory it takes; the model is gone afterwards.
+
+    With --shard, torchrun starts the ranks: python -m torch.distributed.run --nproc-per-node 2 -m
+    streamload load PATH --shard fsdp
     """
     trace = None
     if trace_path is not None:
@@ -45,7 +54,13 @@ def command(
         if trace is not None:
             progress = trace.progress(progress)
         # Held until the trace has ended, which would otherwise show the model being freed.
-        loaded = load_model(path, progress=progress, **given(options))
+        rank = 0
+        if shard is None:
+            loaded = load_model(path, progress=progress, **given(options))
+        else:
+            loaded, rank = load_over_ranks(path, shard, progress=progress, **given(options))
+    if rank:
+        return  # the first rank's report has every rank's share
     report = loaded.report
     if trace is not None and trace_path is not None:
         trace.write(trace_path, report)

@@ -2,45 +2,79 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from streamload.cli.failures import as_options
-from streamload.cli.model_choice import plan_model, transformers_option
+from streamload.cli.model_choice import plan_model, plan_over_ranks, transformers_option
 from streamload.cli.render.advice import slow_notes
 from streamload.cli.render.ledger import ledger_lines
 from streamload.cli.render.tables import heading, say_result
-from streamload.cli.shared_options import common_options, given, load_options
+from streamload.cli.shared_options import common_options, given, load_options, shard_option
 from streamload.core.report import LoadReport
 from streamload.core.wording import format_bytes, printable, section, without_secrets
+
+if TYPE_CHECKING:
+    from streamload.loading.sharding import RankPlan
 
 
 @click.command("plan", epilog="Example: streamload plan ./gpt2-xl --dtype bfloat16")
 @click.argument("path")
+@shard_option(ranks=True)
 @transformers_option
 @load_options
 @common_options
-def command(path: str, by_transformers: bool, as_json: bool, **options: Any) -> None:
+def command(
+    path: str,
+    shard: str | None,
+    ranks: int | None,
+    by_transformers: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Say what loading the checkpoint at PATH would do and need, without doing it.
 
-    Exits with 1 if the load would be refused, and with 3 if it would not fit in memory.
+    Exits with 1 if the load would be refused, and with 3 if it would not fit in memory. With
+    --shard and --ranks it says what each of so many ranks would read.
     """
     from streamload.loading.budget import ways_out
 
-    plan = plan_model(path, by_transformers=by_transformers, **given(options))
+    if (shard is None) != (ranks is None):
+        raise click.UsageError("--shard and --ranks go together")
+    each: tuple[RankPlan, ...] = ()
+    if shard is not None and ranks is not None:
+        theirs = {"by_transformers": by_transformers}
+        plan, each = plan_over_ranks(path, shard, ranks, **theirs, **given(options))
+    else:
+        plan = plan_model(path, by_transformers=by_transformers, **given(options))
     report, memory = plan.report, plan.report.memory
     fits = memory.needed_bytes <= memory.available_bytes or options["check_memory"] is False
     ways = [] if fits else ["does not fit", *(f"would fit: {way}" for way in ways_out(plan))]
     say_result(
         as_json,
-        lambda: {**report.to_dict(), "ok": report.ok and fits},
-        lambda: as_options("\n".join(_as_text(path, report, ways))),
+        lambda: {**report.to_dict(), "ok": report.ok and fits, "ranks": list(map(asdict, each))},
+        lambda: as_options("\n".join([*_as_text(path, report, ways), *_rank_lines(each)])),
     )
     if not report.ok:
         raise SystemExit(1)
     if not fits:
         raise SystemExit(3)
+
+
+def _rank_lines(each: tuple[RankPlan, ...]) -> list[str]:
+    """What each rank would read and need, and all of them."""
+    if not each:
+        return []
+    lines = ["", "rank       reads  of it gaps       holds       needs"]
+    rows = [(p.bytes_read, p.bytes_unwanted, p.bytes_held, p.needed_bytes) for p in each]
+    for rank, sizes in enumerate(rows):
+        lines.append(f"{rank:>4}" + "".join(f"{format_bytes(n):>12}" for n in sizes))
+    return [
+        *lines,
+        " all" + "".join(f"{format_bytes(sum(n)):>12}" for n in zip(*rows, strict=True)),
+    ]
 
 
 def _as_text(path: str, report: LoadReport, ways: list[str]) -> list[str]:

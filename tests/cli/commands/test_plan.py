@@ -127,3 +127,33 @@ def test_blocks_that_do_not_exist_are_named_and_the_configuration_not_blamed(run
     assert result.exit_code == 1
     assert "layers 2-99 do not exist: this model has blocks 0 to 1" in result.stderr
     assert "config.json" not in result.stderr
+
+
+def test_what_each_of_many_ranks_would_read(run, tiny):
+    """No ranks are needed; what is read adds up to the file, and to gaps that are read through."""
+    whole = json.loads(run("plan", tiny, "--mode", "stream", "--json").stdout)
+    parts = {}
+    for how in ("fsdp", "tp"):
+        found = json.loads(run("plan", tiny, "--shard", how, "--ranks", 4, "--json").stdout)
+        assert [rank["rank"] for rank in found["ranks"]] == [0, 1, 2, 3]
+        assert found["loaded"] == whole["loaded"]
+        parts[how] = found["ranks"]
+    stored = sum(t.nbytes for t in plan_checkpoint(tiny, mode="stream").tensors)
+    wanted = [rank["bytes_read"] - rank["bytes_unwanted"] for rank in parts["fsdp"]]
+    assert sum(wanted) == sum(rank["bytes_held"] for rank in parts["fsdp"]) == stored
+    assert all(rank["bytes_held"] < stored / 2 for rank in parts["tp"])
+    text = run("plan", tiny, "--shard", "tp", "--ranks", 4).stdout.splitlines()
+    assert [line.split()[0] for line in text[-6:]] == ["rank", "0", "1", "2", "3", "all"]
+
+
+def test_ranks_and_shard_go_together(run, tiny):
+    for arguments in (["--shard", "tp"], ["--ranks", "4"]):
+        result = run("plan", tiny, *arguments)
+        assert (result.exit_code, "go together" in result.stderr) == (2, True)
+
+
+def test_a_sharded_load_needs_ranks(run, tiny, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    result = run("load", tiny, "--shard", "fsdp")
+    assert result.exit_code == 1
+    assert "torch.distributed.run --nproc-per-node" in result.stderr

@@ -1,0 +1,1 @@
+"""Several processes that load one model together: all of them, or none."""
