@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from streamload.adapters.opening import open_values
 from streamload.core.options import settings_from
 from streamload.engine.jobs import jobs_of
 from streamload.loading.budget import measured
@@ -23,8 +24,6 @@ from streamload.models.neox_model import NeoX
 from streamload.module.sharded import distribute
 from streamload.planning.records import Plan, Targets, TargetSpec
 from streamload.ranks.layouts import cut_of, part_for
-from streamload.sources.detect import open_layers
-from streamload.sources.wrapping.decoded_source import decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +88,8 @@ def plan_sharded(
         The plan of rank 0, and what each rank would read and need.
     """
     settings = settings_from(options)
-    with open_layers(path, settings.layers, settings.prefix) as source:
-        if by_transformers:
-            job = build_theirs(source, settings)
-        else:
-            job = build(decoded(source), settings)[2]
+    with open_values(path, settings) as source:
+        job = build_theirs(source, settings) if by_transformers else build(source, settings)[2]
         plans = [plan_load(_on_rank(job, how, rank, ranks)) for rank in range(ranks)]
     return measured(plans[0]), tuple(_rank_plan(rank, plan) for rank, plan in enumerate(plans))
 
