@@ -16,13 +16,8 @@ from streamload.core.pieces import tiling_fault
 from streamload.core.wording import listed, printable
 from streamload.sources.block_source import read_each
 from streamload.sources.distributed.items import stored_object, stored_piece
-from streamload.sources.distributed.saved_metadata import (
-    Item,
-    SavedState,
-    SavedTensor,
-    files_of,
-    read_metadata,
-)
+from streamload.sources.distributed.saved_metadata import read_metadata
+from streamload.sources.distributed.saved_state import Item, SavedState, SavedTensor, files_of
 from streamload.sources.distributed.weights import Weights, choose_weights
 from streamload.sources.files import ReadableFile
 from streamload.sources.folders import DISTCP_ENDING, DISTCP_METADATA, names_in

@@ -5,7 +5,7 @@ from __future__ import annotations
 from streamload.core.errors import CheckpointError
 from streamload.core.pieces import Box
 from streamload.core.wording import printable
-from streamload.sources.distributed.saved_metadata import Item
+from streamload.sources.distributed.saved_state import Item
 from streamload.sources.files import FilePart, ReadableFile
 from streamload.sources.torch.pickle_records import (
     Malformed,

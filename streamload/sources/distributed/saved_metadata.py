@@ -7,14 +7,14 @@ refused by name, and nothing that the file names is imported or called.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, TypeAlias, TypeGuard
 
 from streamload.core.errors import CheckpointError, naming
 from streamload.core.pieces import Box
 from streamload.core.specs import Shape
 from streamload.core.wording import listed
+from streamload.sources.distributed.saved_state import Item, Path, SavedState, SavedTensor
 from streamload.sources.files import open_file
 from streamload.sources.index import fault_of_name
 from streamload.sources.torch.pickle_reader import MAX_PICKLE_BYTES, Truncated, read_pickle
@@ -59,45 +59,6 @@ _LEAST_BYTES_PER_PIECE = 24
 # build and the work that takes are those of a file this many times as large. Torch's take a third.
 _SIZES = 16
 _MAX_PATH_CHARS = 4096
-
-Path: TypeAlias = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """Where a piece, or an object, is stored: a whole archive of ``torch.save`` in a file."""
-
-    file: str
-    offset: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class SavedTensor:
-    """One tensor of a saved state: ``dtype`` is torch's name of it.
-
-    ``items`` has where each box is stored; None where the file does not say.
-    """
-
-    dtype: str
-    shape: Shape
-    boxes: tuple[Box, ...]
-    items: tuple[Item | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SavedState:
-    """All that was saved, by its flat name (the keys on the way to it, joined by dots).
-
-    Attributes:
-        tensors: name → tensor.
-        objects: name → where what is no tensor is stored.
-        paths: name → the keys on the way to it, if the writer noted them.
-    """
-
-    tensors: Mapping[str, SavedTensor]
-    objects: Mapping[str, Item | None]
-    paths: Mapping[str, Path]
 
 
 def read_metadata(path: str, *, saved_bytes: int) -> SavedState:
@@ -312,8 +273,3 @@ def _is_size(value: object) -> TypeGuard[Size]:
 
 def _is_count(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < 1 << 63
-
-
-def files_of(items: Iterable[Item | None]) -> list[str]:
-    """The files that hold ``items``, each once, in order."""
-    return sorted({item.file for item in items if item is not None})

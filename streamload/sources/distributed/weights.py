@@ -9,7 +9,7 @@ from typing import Any
 from streamload.core.errors import CheckpointError
 from streamload.core.specs import contiguous_strides, numel
 from streamload.core.wording import listed
-from streamload.sources.distributed.saved_metadata import SavedState
+from streamload.sources.distributed.saved_state import SavedState
 from streamload.sources.torch.pickle_records import StorageRef, TensorRef
 from streamload.sources.torch.state_dicts import TRAINING_STATE, WRAPPERS, find_weights
 
