@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias
 
 from streamload.core.dtypes import BY_NAME, nbytes_of
+from streamload.core.encoding import Encoding
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -67,6 +68,7 @@ class TensorSpec:
             ``Source.tensor`` can produce the values (legacy pickles, strided slices).
         strides: in elements, if the bytes are dense but not in row-major order; the extent then
             covers the elements in memory order.
+        encoding: how other stored tensors make its values; ``dtype`` and ``shape`` are theirs.
     """
 
     name: str
@@ -75,10 +77,50 @@ class TensorSpec:
     file: str
     extent: Extent | None = None
     strides: Shape | None = None
+    encoding: Encoding | None = None
 
     @property
     def nbytes(self) -> int:
         return nbytes_of(BY_NAME[self.dtype], self.shape) or 0
+
+    @property
+    def stored_dtype(self) -> str:
+        """The safetensors dtype of what its files hold."""
+        return self.dtype if self.encoding is None else self.encoding.stored_dtype
+
+    @property
+    def made_dtype(self) -> str:
+        """The safetensors dtype of a target that nobody asked another one for."""
+        return (self.encoding and self.encoding.made_dtype) or self.dtype
+
+    @property
+    def is_whole(self) -> bool:
+        """True if its values, or a part of what they are made of, can but be had all at once."""
+        if self.encoding is not None:
+            return any(part.is_whole for part in self.encoding.parts)
+        return self.extent is None
+
+    def aligned(self, start: int, stop: int) -> tuple[int, int]:
+        """The elements that are decoded where [start, stop) are wanted."""
+        step = max(self.encoding.quantum, 1) if self.encoding is not None else 1
+        return start // step * step, min(-(-stop // step) * step, numel(self.shape))
+
+    def extents(self, start: int, stop: int) -> Iterator[Extent]:
+        """Where the bytes are that its elements [start, stop) need, as far as they have a place."""
+        if start >= stop:
+            return
+        if self.encoding is not None:
+            for part, first, last in self.encoding.reads(*self.aligned(start, stop)):
+                yield from self.encoding.parts[part].extents(first, last)
+        elif self.extent is not None:
+            size = BY_NAME[self.dtype].itemsize
+            offset = self.extent.offset + start * size
+            yield Extent(self.extent.file, offset, (stop - start) * size)
+
+
+def stored_bytes(specs: Iterable[TensorSpec]) -> int:
+    """What tensors take in their files; ``nbytes`` is what their values take."""
+    return sum([s.nbytes if s.encoding is None else stored_bytes(s.encoding.parts) for s in specs])
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +131,13 @@ class Catalog(Mapping[str, TensorSpec]):
         tensors: stored name to spec.
         metadata: the header's own string-to-string map.
         notices: oddities worth mentioning that do not stop a load.
+        problems: what refuses every load of it, though it can be listed.
     """
 
     tensors: Mapping[str, TensorSpec]
     metadata: Mapping[str, str] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> TensorSpec:
         return self.tensors[name]
@@ -106,7 +150,8 @@ class Catalog(Mapping[str, TensorSpec]):
 
     @property
     def nbytes(self) -> int:
-        return sum(spec.nbytes for spec in self.tensors.values())
+        """What all of it takes in its files."""
+        return stored_bytes(self.tensors.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ steps touches the destination's memory many times.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import gcd
+from math import gcd, lcm
 from typing import NamedTuple
 
 from streamload.core.specs import Shape, StridedCopy
@@ -48,6 +48,7 @@ def cut(
     chunk_bytes: int,
     staging_bytes: int,
     staged_itemsize: int,
+    quantum: int = 1,
 ) -> Iterator[Chunk]:
     """Blocks that together carry out ``copies`` of one stored tensor.
 
@@ -57,14 +58,17 @@ def cut(
         staged_itemsize: bytes of a target element.
         chunk_bytes: bound of a block that is copied straight on.
         staging_bytes: bound of a staged panel, in target bytes.
+        quantum: blocks begin and end at multiples of so many elements, as far as copies do.
     """
     name = copies[0][1].stored_name
     if len(copies) == 1 and copies[0][1].is_run:
-        yield from _runs(name, *copies[0], max(chunk_bytes // itemsize, 1))
+        step = max(chunk_bytes // itemsize // quantum, 1) * quantum
+        yield from _runs(name, *copies[0], step, quantum)
         return
     first = min(copy.source_offset for _, copy in copies)
     last = max(copy.source_end for _, copy in copies)
     unit = _row_unit(copies, last)
+    unit = min(lcm(unit, quantum), last)
     staged = any(copy.turns for _, copy in copies)
     budget = staging_bytes // staged_itemsize if staged else chunk_bytes // itemsize
     step = max(budget // unit, 1) * unit
@@ -79,12 +83,14 @@ def cut(
         start += step
 
 
-def _runs(name: str, target: int, copy: StridedCopy, step: int) -> Iterator[Chunk]:
-    begin, count = copy.source_offset, copy.shape[0]
-    for at in range(0, count, step):
-        size = min(step, count - at)
+def _runs(name: str, target: int, copy: StridedCopy, step: int, quantum: int) -> Iterator[Chunk]:
+    begin, count, at = copy.source_offset, copy.shape[0], 0
+    while at < count:
+        # The first block ends where a quantum does, if the run begins inside of one.
+        size = min(step - (begin + at) % quantum, count - at)
         part = Part(target, (size,), (1,), 0, (1,), copy.target_offset + at)
         yield Chunk(name, begin + at, begin + at + size, (part,), direct=True)
+        at += size
 
 
 def _row_unit(copies: Sequence[tuple[int, StridedCopy]], last: int) -> int:

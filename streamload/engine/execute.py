@@ -11,6 +11,7 @@ from torch.autograd.graph import increment_version
 from streamload.core.errors import CheckpointError, StreamloadError, note_overwritten
 from streamload.core.findings import Finding, in_words
 from streamload.core.options import Progress
+from streamload.core.specs import stored_bytes
 from streamload.core.wording import printable
 from streamload.engine.arithmetic import is_whole
 from streamload.engine.casts import can_overflow
@@ -84,7 +85,7 @@ def execute(
     new = [t for t in plan.tensors if t.is_new]
     old = [t for t in plan.tensors if not t.is_new]
     names = {c.stored_name for t in plan.tensors if t.mapped is None for c in t.copies}
-    counter = Counter(sum(plan.stored[name].nbytes for name in names), progress)
+    counter = Counter(stored_bytes(plan.stored[name] for name in names), progress)
     stream = _Stream(plan, source, lane, run, counter, release)
 
     def keep(group: Group, tensors: dict[str, torch.Tensor]) -> None:
@@ -254,7 +255,7 @@ class _Stream:
             overflows[planned.name] = reduce_into(self.plan, self.source, planned, target)
         for name in dict.fromkeys(planned.sources):
             spec = self.plan.stored[name]
-            self.counter.add(spec.nbytes, spec.name)
+            self.counter.add(stored_bytes((spec,)), spec.name)
         return target
 
     def _tell_overflows(self, groups: Sequence[Group], counts: Mapping[str, int]) -> None:

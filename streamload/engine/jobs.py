@@ -9,11 +9,9 @@ from typing import NamedTuple
 
 from streamload.core.dtypes import BY_NAME
 from streamload.core.options import Settings
-from streamload.core.specs import Extent, StridedCopy, TensorSpec
+from streamload.core.specs import Extent, StridedCopy, TensorSpec, numel, stored_bytes
 from streamload.engine.chunks import Chunk, cut
 from streamload.planning.records import PlannedTensor
-from streamload.sources.base import Source
-from streamload.sources.blocks import bytes_of
 
 # How far the page cache is asked to read ahead of the workers.
 READAHEAD_BYTES = 48 << 20
@@ -25,16 +23,16 @@ class Job(NamedTuple):
 
     Attributes:
         chunks: what is read, and where its parts go.
-        extent: the bytes the job reads, if they lie in a file.
-        nbytes: how many it reads.
+        extents: the bytes the job reads, as far as they lie in a file.
+        nbytes: how many of the stored bytes it counts for.
         target: number of the first destination it writes.
         parts: several jobs that are read at once, see ``joining``; ``spec`` and ``chunks`` are
-            then the first one's, ``extent`` is all of theirs and what lies between.
+            then the first one's, ``extents`` is all of theirs and what lies between.
     """
 
     spec: TensorSpec
     chunks: tuple[Chunk, ...]
-    extent: Extent | None
+    extents: tuple[Extent, ...]
     nbytes: int
     target: int
     parts: tuple[Job, ...] = ()
@@ -72,40 +70,25 @@ def jobs_of(
             chunk_bytes=options.chunk_bytes,
             staging_bytes=options.staging_bytes,
             staged_itemsize=itemsizes[name],
+            quantum=1 if spec.encoding is None else spec.encoding.quantum,
         )
+        if spec.encoding is not None:
+            yield from _decoding(spec, chunks)
+            continue
         whole = spec.extent
         for some in ((chunk,) for chunk in chunks) if whole is not None else (tuple(chunks),):
             start, nbytes = some[0].start * size, sum(c.stop - c.start for c in some) * size
-            extent = whole and Extent(whole.file, whole.offset + start, nbytes)
-            yield Job(spec, some, extent, nbytes, some[0].parts[0].target)
+            extents = (Extent(whole.file, whole.offset + start, nbytes),) if whole else ()
+            yield Job(spec, some, extents, nbytes, some[0].parts[0].target)
 
 
-class Reader:
-    """Reads stored elements of one tensor.
-
-    Attributes:
-        held: all elements as a flat tensor in memory order, if they are in host memory already;
-            never to be written to.
-    """
-
-    def __init__(self, source: Source, spec: TensorSpec) -> None:
-        self._source = source
-        self._spec = spec
-        self._size = BY_NAME[spec.dtype].itemsize
-        self.held = source.held(spec.name)
-        if self.held is None and spec.extent is None:
-            self.held = source.tensor(spec.name).contiguous().view(-1)
-
-    def __call__(self, start: int, stop: int, buffer: memoryview, /) -> None:
-        """Fill ``buffer``, which is the caller's throughout, with the elements [start, stop)."""
-        size = self._size
-        extent = self._spec.extent
-        if self.held is not None:
-            buffer[:] = bytes_of(self.held)[start * size : stop * size]
-        else:
-            assert extent is not None, "without an extent the tensor is held"
-            part = Extent(extent.file, extent.offset + start * size, (stop - start) * size)
-            self._source.read_into(part, buffer, tensor=self._spec.name)
+def _decoding(spec: TensorSpec, chunks: Iterator[Chunk]) -> Iterator[Job]:
+    """The jobs of an encoded tensor; their shares of its stored bytes are all of these, once."""
+    nbytes, count = stored_bytes((spec,)), numel(spec.shape)
+    for some in (tuple(chunks),) if spec.is_whole else ((chunk,) for chunk in chunks):
+        extents = tuple(spec.extents(some[0].start, some[-1].stop))
+        share = sum(nbytes * c.stop // count - nbytes * c.start // count for c in some)
+        yield Job(spec, some, extents, share, some[0].parts[0].target)
 
 
 class JobQueue:
@@ -127,17 +110,19 @@ class JobQueue:
                     break
                 self._ahead.append(job)
                 self._ahead_bytes += job.nbytes
-                last, new = due[-1] if due else None, job.extent
-                if (
-                    new
-                    and last
-                    and (last.file, last.offset + last.nbytes) == (new.file, new.offset)
-                ):
-                    due[-1] = Extent(last.file, last.offset, last.nbytes + new.nbytes)
-                elif new:
-                    due.append(new)
+                for new in job.extents:
+                    _add(due, new)
             if not self._ahead:
                 return None, due
             job = self._ahead.popleft()
             self._ahead_bytes -= job.nbytes
             return job, due
+
+
+def _add(due: list[Extent], new: Extent) -> None:
+    """Neighbours become one."""
+    last = due[-1] if due else None
+    if last and (last.file, last.offset + last.nbytes) == (new.file, new.offset):
+        due[-1] = Extent(last.file, last.offset, last.nbytes + new.nbytes)
+    else:
+        due.append(new)

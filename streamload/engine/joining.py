@@ -30,14 +30,16 @@ def joined(
     device: str | None = None
     file, start, stop, nbytes = "", 0, 0, 0
     for job in jobs:
-        extent = job.extent
-        here = None if extent is None or len(job.chunks) != 1 else device_of(job)
-        if extent is None or here is None:
+        # What is decoded is not what is read.
+        is_read = job.spec.encoding is None and len(job.chunks) == len(job.extents) == 1
+        here = device_of(job) if is_read else None
+        if here is None:
             if held:
                 yield _one(held, stop - start, nbytes)
                 held = []
             yield job
             continue
+        (extent,) = job.extents
         end = extent.offset + extent.nbytes
         if held and not (
             here == device
@@ -62,6 +64,5 @@ def _one(jobs: list[Job], span: int, nbytes: int) -> Job:
     first = jobs[0]
     if len(jobs) == 1:
         return first
-    assert first.extent is not None, "only reads from files are joined"
-    extent = Extent(first.extent.file, first.extent.offset, span)
-    return first._replace(extent=extent, nbytes=nbytes, parts=tuple(jobs))
+    extent = Extent(first.extents[0].file, first.extents[0].offset, span)
+    return first._replace(extents=(extent,), nbytes=nbytes, parts=tuple(jobs))

@@ -12,10 +12,10 @@ from streamload.core.errors import CheckpointError
 from streamload.core.specs import StridedCopy, numel
 from streamload.engine.arithmetic import Part, gaps, is_whole, summed, whole_sum, wide_enough
 from streamload.engine.casts import can_overflow, count_overflows
-from streamload.engine.jobs import Reader
 from streamload.planning.records import Comparison, Plan, PlannedTensor
 from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of, torch_dtype
+from streamload.sources.wrapping.reader import Reader
 
 
 def _stored_values(plan: Plan, source: Source, copy: StridedCopy) -> torch.Tensor:

@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 import torch
 
 from streamload.core.errors import CheckpointError
+from streamload.decoding.scratch import Scratch
 from streamload.engine.groups import GroupFeed
-from streamload.engine.jobs import Job, JobQueue, Reader
+from streamload.engine.jobs import Job, JobQueue
 from streamload.engine.lanes.base import Destinations, Lane, LaneWorker
 from streamload.engine.threads import use_one_torch_thread
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
+from streamload.sources.wrapping.reader import Reader
 from streamload.system.thread_end import end_thread
 
 _POLL_S = 0.05
@@ -104,7 +106,7 @@ class WorkerPool:
     def _work(self) -> None:
         try:
             use_one_torch_thread()
-            worker = self._lane.worker()
+            worker, scratch = self._lane.worker(), Scratch()
             try:
                 with torch.no_grad():
                     while not self._stop.is_set():
@@ -113,9 +115,9 @@ class WorkerPool:
                             self._source.prefetch(extent)
                         if job is None or not self._feed.admit(job):
                             return
-                        send(job, self._source, worker, self._feed.destinations)
-                        if self._release and job.extent is not None:
-                            self._source.release(job.extent)
+                        send(job, self._source, worker, self._feed.destinations, scratch)
+                        for extent in job.extents if self._release else ():
+                            self._source.release(extent)
                         if self._feed.done(job):
                             self._tell()
             finally:
@@ -136,8 +138,14 @@ class WorkerPool:
             self._news.notify()
 
 
-def send(job: Job, source: Source, worker: LaneWorker, destinations: Destinations) -> None:
-    """Have a job's chunks read and written.
+def send(
+    job: Job,
+    source: Source,
+    worker: LaneWorker,
+    destinations: Destinations,
+    scratch: Scratch | None = None,
+) -> None:
+    """Have a job's chunks read and written; ``scratch`` is the calling thread's.
 
     Raises:
         ReadError, CheckpointError: with file and tensor.
@@ -148,7 +156,7 @@ def send(job: Job, source: Source, worker: LaneWorker, destinations: Destination
                 destinations[part.target].touched = True
         worker.carry_joined(job, source, destinations)
         return
-    read = Reader(source, job.spec)
+    read = Reader(source, job.spec, scratch)
     dtype = torch_dtype(job.spec.dtype)
     try:
         for chunk in job.chunks:

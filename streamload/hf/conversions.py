@@ -11,7 +11,7 @@ import torch
 
 from streamload.core.dtypes import BY_NAME, BY_TORCH_NAME
 from streamload.core.errors import CheckpointError
-from streamload.core.specs import Extent, Shape, TensorSpec, numel
+from streamload.core.specs import TensorSpec, numel
 from streamload.hf.library import Names, operations
 from streamload.hf.tracing import NoPlaceError, Places, Traced
 from streamload.mapping.binding import Assignment
@@ -19,6 +19,7 @@ from streamload.mapping.common import layer_of
 from streamload.mapping.layout import Layout
 from streamload.mapping.transforms import UNSTATED, Transform
 from streamload.sources.base import Source
+from streamload.sources.wrapping.wrapping_source import WrappingSource
 
 # What reports call the library's operations; others go by their own names.
 _WORDS = {
@@ -164,49 +165,16 @@ def computed_targets(
     return found
 
 
-class ConvertingSource(Source):
+class ConvertingSource(WrappingSource):
     """A source, and beside its own tensors those that conversions compute, one at a time."""
 
     def __init__(self, inner: Source, computed: Mapping[str, Computed]) -> None:
-        self.path = inner.path
-        self.objects, self.versions = inner.objects, inner.versions
-        self._inner = inner
         self._computed = {c.spec.name: c for c in computed.values()}
-        specs = {name: c.spec for name, c in self._computed.items()}
-        self.catalog = replace(inner.catalog, tensors={**inner.catalog.tensors, **specs})
+        super().__init__(inner, [c.spec for c in self._computed.values()])
         self._one_at_a_time = threading.Lock()
 
     def tensor(self, name: str) -> torch.Tensor:
         if name not in self._computed:
-            return self._inner.tensor(name)
+            return self.inner.tensor(name)
         with self._one_at_a_time:
-            return self._computed[name].values(self._inner)
-
-    def held(self, name: str) -> torch.Tensor | None:
-        return None if name in self._computed else self._inner.held(name)
-
-    def mapped(
-        self, name: str, view: tuple[Shape, Shape, int] | None = None
-    ) -> torch.Tensor | None:
-        return self._inner.mapped(name, view)
-
-    def read_into(self, extent: Extent, buffer: memoryview, *, tensor: str | None = None) -> None:
-        self._inner.read_into(extent, buffer, tensor=tensor)
-
-    def config(self) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-        return self._inner.config()
-
-    def adapter(self) -> dict[str, Any] | None:
-        return self._inner.adapter()
-
-    def prefetch(self, extent: Extent) -> None:
-        self._inner.prefetch(extent)
-
-    def release(self, extent: Extent) -> None:
-        self._inner.release(extent)
-
-    def check_unchanged(self) -> None:
-        self._inner.check_unchanged()
-
-    def close(self) -> None:
-        self._inner.close()
+            return self._computed[name].values(self.inner)

@@ -16,6 +16,7 @@ from streamload.hf.library import Model, reverted, unsaved
 from streamload.hf.their_models import empty_model
 from streamload.hf.their_names import bind_theirs
 from streamload.hf.tracing import NoPlaceError, Traced
+from streamload.mapping.fields import quantisation
 from streamload.mapping.layout import Layout
 from streamload.planning.build import build_plan
 from streamload.planning.composing import compose
@@ -100,6 +101,8 @@ def plan_their_conversion(
     Returns:
         None if the file has published names already, or is none of the library's.
     """
+    if quantisation(config):
+        return None
     try:
         whole = empty_model(config, source.catalog, None, folder=folder_of(source.path), path="")
     except StreamloadError:

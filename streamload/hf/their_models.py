@@ -170,17 +170,13 @@ def empty_model(
         ) from error
     if not config:
         raise CheckpointError("no config.json beside the checkpoint: nothing to build", path=path)
-    if quantised := quantisation(config):
-        raise CheckpointError(
-            f"the weights are quantised ({quantised}), and are not decoded here", path=path
-        )
     if cls is not None and not hasattr(cls, "from_pretrained"):
         raise TypeError(
             f"cls takes a class of transformers, such as AutoModelForCausalLM, not {cls!r}"
         )
     model_class = cls or _named_class(config, path=path)
     stored = sorted(catalog.values(), key=lambda spec: (spec.file, spec.name))
-    floating = (BY_NAME[s.dtype] for s in stored if BY_NAME[s.dtype].is_floating)
+    floating = (d for s in stored if (d := BY_NAME[s.made_dtype]).is_floating)
     first = _torch_dtype(next(floating, None)) or torch.get_default_dtype()
     try:
         if getattr(model_class, "_model_mapping", None) is None:
@@ -190,6 +186,9 @@ def empty_model(
                 folder, local_files_only=True, trust_remote_code=False
             )
             model_class, own = auto_class(model_class, own)
+        if not quantisation(config):  # the weights are decoded: the plain class takes them
+            for part in (own, getattr(own, "text_config", None)):
+                vars(part or own).pop("quantization_config", None)
         settled = settle_dtype(own, _torch_dtype(dtype), first)
         own.name_or_path = folder
         model = built(model_class, own, settled)

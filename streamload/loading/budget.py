@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import MemoryBudgetError
+from streamload.core.specs import stored_bytes
 from streamload.core.wording import format_bytes, printable
 from streamload.module.quantizing import quantizing_bytes
 from streamload.planning.needed_memory import device_bytes
@@ -68,7 +69,7 @@ def is_cache_in_the_way(plan: Plan) -> bool:
     """
     memory = plan.memory
     names = {copy.stored_name for t in plan.tensors if t.mapped is None for copy in t.copies}
-    read_bytes = sum(plan.stored[name].nbytes for name in names)
+    read_bytes = stored_bytes(plan.stored[name] for name in names)
     wanted = memory.needed_bytes + read_bytes
     # Reading right up to the limit would already make the kernel look for pages to drop.
     wanted += max(memory.needed_bytes // 10, _MARGIN_BYTES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from streamload.planning.records import Plan
 from streamload.sources.base import Source
 from streamload.sources.config.generation_settings import generation_settings
 from streamload.sources.detect import open_layers
+from streamload.sources.wrapping.decoded_source import as_stored, decoded
 from streamload.system.gc_pause import without_collections
 
 # Making a model of some hundred modules is enough to set off a full collection, which walks all
@@ -69,6 +71,7 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded
     # A mapped load is made of small records and nothing else; a streamed one may take its time.
     pause = without_collections(_MANY if settings.maps else 0)
     with pause, open_layers(path, settings.layers, settings.prefix) as source:
+        source = decoded(source)
         model, config, job = build(source, settings)
         generation, notices = generation_settings(source.path, config)
         finished = run(job)
@@ -109,6 +112,7 @@ def load_into(
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
     with open_layers(path, settings.layers, settings.prefix) as source:
+        source = decoded(source, kept=_kept(module, mapping))
         job = resolve(source, module, settings, _config(mapping, source), mapping)
         done = run(job)
         told = commit(module, done.plan, done.loaded, own=done.own, on_assign=on_assign)
@@ -131,6 +135,7 @@ def load_state_dict(
     """
     settings = settings_from(options)
     with open_layers(path, settings.layers, settings.prefix) as source:
+        source = decoded(source) if settings.dtype is not None else as_stored(source)
         job = resolve(source, None, settings, _config(mapping, source), mapping)
         done = run(job)
         known = {spec.name: spec for spec in done.plan.stored.values()}
@@ -159,6 +164,7 @@ def plan(
     """
     settings = replace(settings_from(options), expected_layers=expected_layers)
     with open_layers(path, settings.layers, settings.prefix) as source:
+        source = decoded(source, kept=_kept(module, mapping))
         job = resolve(source, module, settings, _config(mapping, source), mapping)
         return measured(plan_load(job))
 
@@ -167,7 +173,14 @@ def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]
     """What ``load`` would do; reads headers only."""
     settings = settings_from(options, mode="auto")
     with open_layers(path, settings.layers, settings.prefix) as source:
-        return measured(plan_load(build(source, settings)[2]))
+        return measured(plan_load(build(decoded(source), settings)[2]))
+
+
+def _kept(module: nn.Module, mapping: str | Mapper) -> list[str]:
+    """What is not used up by decoding: the module's own tensors, and what a dict names."""
+    groups = module.named_parameters(), module.named_buffers()
+    named = list(mapping) if isinstance(mapping, Mapping) else []
+    return [*(name for group in groups for name, _ in group), *map(str, named)]
 
 
 def _config(mapping: str | Mapper, source: Source) -> dict[str, Any] | None:

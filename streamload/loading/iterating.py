@@ -12,7 +12,7 @@ import torch
 from typing_extensions import Unpack
 
 from streamload.core.dtypes import BY_NAME, DType
-from streamload.core.errors import CheckpointError, PlanError
+from streamload.core.errors import CheckpointError, PlanError, refuse
 from streamload.core.options import LoadOptions, Settings, settings_from
 from streamload.core.specs import Catalog
 from streamload.core.wording import printable
@@ -28,6 +28,7 @@ from streamload.planning.needed_memory import on_host
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
 from streamload.sources.detect import open_layers
+from streamload.sources.wrapping.decoded_source import decoded
 
 
 def iter_tensors(
@@ -44,7 +45,8 @@ def iter_tensors(
     Args:
         path: see ``load``.
         names: only these; each must be there.
-        **options: ``dtype``, ``device`` (one for all) and ``prefix`` are used.
+        **options: ``dtype``, ``device`` (one for all) and ``prefix`` are used. With a ``dtype``
+            quantised tensors are decoded; without, they are given out as they are stored.
 
     Raises:
         PlanError: a name is not in the checkpoint, a dtype has no counterpart in torch, or the
@@ -60,6 +62,9 @@ def iter_tensors(
     settings = settled(settings)
     source = open_layers(path, None, settings.prefix)
     try:
+        if settings.dtype is not None:
+            source = decoded(source)
+            refuse(source.catalog.problems, path=source.path)
         seen = _chosen(source, settings, names)
         dtypes = _dtypes(source, settings, seen)
         chosen = {stored: source.catalog[stored] for stored in seen.values()}

@@ -63,10 +63,10 @@ def with_meanings(
             f"the module is wrapped by PEFT ({listed(map(repr, own), 2)}), the checkpoint is not: "
             "load into the base model first, then wrap it"
         )
-    if quantised := quantisation(config):
+    if targets is None and (quantised := quantisation(config)):
         texts.append(
             f"the weights are quantised: config.json has {quantised}; stored values are taken as "
-            "they are, without their scales"
+            "they are, without their scales; with dtype= they are decoded"
         )
     if not plan.ok or plan.unexpected or plan.missing:
         texts += _other_task(plan, config, is_causal=is_causal)

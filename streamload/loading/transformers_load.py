@@ -22,6 +22,7 @@ from streamload.planning.records import Plan
 from streamload.sources.base import Source
 from streamload.sources.detect import open_layers
 from streamload.sources.hub import folder_of
+from streamload.sources.wrapping.decoded_source import decoded
 
 
 class TransformersOptions(LoadOptions, total=False):
@@ -40,7 +41,7 @@ _ANSWERS = {
     "torch_dtype": "it is called dtype here",
     "device_map": "it is called device here: one device, or a dict of module prefix → device",
     "low_cpu_mem_usage": "nothing else is done here",
-    "quantization_config": "quantize='int8' is what there is here",
+    "quantization_config": "quantised weights are decoded; quantize='int8' is what there is",
     "revision": "say it in the path: hf:ORG/NAME@REVISION",
     "attn_implementation": "call set_attn_implementation of the loaded model",
     "trust_remote_code": "no code from a folder is ever run",
@@ -73,6 +74,7 @@ def load_transformers(
     """
     settings, key_mapping = _settings(options)
     with open_layers(path, settings.layers, settings.prefix) as source:
+        source = decoded(source)
         job = build_theirs(source, settings, cls, key_mapping)
         assert job.theirs is not None, "just built"
         model = job.theirs.model
@@ -93,7 +95,7 @@ def plan_transformers(path: str | os.PathLike[str], **options: Unpack[Transforme
     """What ``load_transformers`` would do; reads headers only."""
     settings, key_mapping = _settings(options)
     with open_layers(path, settings.layers, settings.prefix) as source:
-        return measured(plan_load(build_theirs(source, settings, None, key_mapping)))
+        return measured(plan_load(build_theirs(decoded(source), settings, None, key_mapping)))
 
 
 def _settings(options: Mapping[str, Any]) -> tuple[Settings, Mapping[str, str] | None]:

@@ -49,7 +49,7 @@ def build_plan(
         if binding is None:
             binding = bind(mapper, stored) if mapper is not None else bind_equal(stored, targets)
         builder = PlanBuilder(stored, targets, options)
-        builder.refuse(*binding.problems)
+        builder.refuse(*catalog.problems, *binding.problems)
         builder.note(*catalog.notices)
         builder.unexpected += _within_layers(binding.unexpected, options.layers)
         if targets is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from streamload.core.dtypes import BY_NAME
+from streamload.core.encoding import staging_bytes as decoding_bytes
 from streamload.core.options import SLOT_BYTES, Settings, slots_for
 from streamload.core.report import MemoryReport
 from streamload.core.specs import TensorSpec
@@ -23,14 +24,19 @@ def needed_memory(
     """Bytes of all new tensors in host memory, and of the buffers beside them.
 
     The buffers are a chunk for each worker, a staged matrix each where one is transposed, tensors
-    that can only be read whole, and a ring for each device that anything goes to.
+    that can only be read whole, what decoding takes, and a ring for each device that anything
+    goes to.
     """
     new_bytes = largest = turned = whole = 0
     for tensor in tensors:
         if tensor.mapped is not None:
             continue
         for name in tensor.sources:
-            whole = max(whole, stored[name].nbytes if stored[name].extent is None else 0)
+            spec = stored[name]
+            if spec.encoding is not None:
+                whole = max(whole, decoding_bytes(spec))
+            elif spec.extent is None:
+                whole = max(whole, spec.nbytes)
         if not on_host(tensor.device):
             continue
         nbytes = tensor.nbytes

@@ -118,6 +118,7 @@ def _kind(
         spec.shape,
         spec.strides,
         spec.extent and spec.extent.offset % _WIDEST,
+        spec.encoding and (spec.stored_dtype, spec.made_dtype, spec.encoding.words),
         targets[0].endswith(NEVER_CAST),
         wanted and wanted.traits,
     )
@@ -285,11 +286,12 @@ def _planned(
     names = assignment.sources
     if len(names) > 1:
         names = tuple(names[i] for i in geometry.used) or names
-    stored = tuple([BY_NAME[builder.stored[name].dtype] for name in names])
+    specs = [builder.stored[name] for name in names]
+    stored = tuple([BY_NAME[spec.made_dtype] for spec in specs])
     transform = assignment.transform
     for run in alike(transform, len(assignment.sources)):
         stack = assignment.sources[run.start : run.stop]
-        refuse_mixed(stack, [builder.stored[n].dtype for n in stack], spec, options.dtype)
+        refuse_mixed(stack, [builder.stored[n].made_dtype for n in stack], spec, options.dtype)
     reduces = transform.reduces if len(names) > 1 else ""
     dtype = target_dtype(target, stored, spec, options.dtype, reduces=reduces)
     is_new = spec is None or spec.is_meta or (spec.kind == "buffer" and _is_built(builder))
@@ -310,7 +312,7 @@ def _planned(
         dtype=dtype.name,
         stored_dtype="+".join(dict.fromkeys([d.name for d in stored])),
         copies=geometry.copies(assignment.sources, strides),
-        transform=transform.label,
+        transform=_label(transform.label, specs),
         reduces=reduces,
         tolerance=transform.tolerance if isinstance(transform, Mean) else 0.0,
         layer=assignment.layer,
@@ -318,6 +320,12 @@ def _planned(
         is_new=is_new,
         mapped=view,
     )
+
+
+def _label(label: str, specs: Sequence[TensorSpec]) -> str:
+    """What is done to the sources, decoding first."""
+    words = dict.fromkeys(spec.encoding.words for spec in specs if spec.encoding is not None)
+    return "+".join([*words, label] if label else words) if words else label
 
 
 def _is_built(builder: PlanBuilder) -> bool:

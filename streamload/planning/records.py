@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -96,7 +96,8 @@ class PlannedTensor:
         name: the module's first name; ``aliases`` are the others (ties).
         sources: keys of ``Plan.stored``.
         strides: of the target, in elements; dense.
-        dtype, stored_dtype: safetensors names; several stored ones are joined by ``+``.
+        dtype, stored_dtype: safetensors names; several stored ones are joined by ``+``. Of what is
+            decoded, ``stored_dtype`` is what it becomes where nobody asks for another one.
         copies: strided copies that cover the target; ``stored_name`` is a key of ``Plan.stored``.
         reduces: ``""``, ``"sum"`` or ``"mean"``; then every source covers the whole target.
         is_new: True for a new tensor that is committed, False for one overwritten in place.
@@ -200,7 +201,7 @@ class Plan:
             LoadedTensor(
                 tuple([self.stored[name].name for name in t.sources]),
                 t.name,
-                "+".join(map(_torch_name, t.stored_dtype.split("+"))),
+                _stored_dtypes([self.stored[name] for name in t.sources]),
                 "int8" if t.name in self.quantized else _torch_name(t.dtype),
                 t.shape,
                 t.transform,
@@ -259,8 +260,15 @@ class Plan:
         raise PlanError(text, report=self.report)
 
 
+def _stored_dtypes(specs: Sequence[TensorSpec]) -> str:
+    """What the files hold of them, by torch's names."""
+    names = [s.dtype if s.encoding is None else s.encoding.stored_dtype for s in specs]
+    return "+".join(map(_torch_name, dict.fromkeys(names)))
+
+
 def _torch_name(name: str) -> str:
-    return BY_NAME[name].torch_name or name
+    found = BY_NAME.get(name)  # encodings may have names of their own
+    return (found and found.torch_name) or name
 
 
 _SHOWN = 6

@@ -24,6 +24,7 @@ from streamload.saving.file_layout import only_writable
 from streamload.sources.base import Source
 from streamload.sources.detect import open_checkpoint
 from streamload.sources.hub import folder_of
+from streamload.sources.wrapping.decoded_source import as_stored, decoded
 from streamload.system.peaks import PeakSampler
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def convert(
     from streamload.hf.their_exports import plan_their_conversion  # brings torch
 
     with open_checkpoint(source) as opened, PeakSampler() as sampler:
+        opened = decoded(opened) if options.dtype is not None else as_stored(opened)
         config, notices = config_or_guess(opened.config(), opened.catalog)
         conversion = plan_conversion(opened.catalog, config, names, options, source=opened.path)
         if conversion.names == "stored" and names == "published" and config and is_installed():

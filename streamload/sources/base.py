@@ -94,6 +94,11 @@ class Source(ABC):
         del name
         return None
 
+    def below(self, name: str) -> Source:
+        """Where the parts of an encoded tensor are read; not the same if both have one name."""
+        del name
+        return self
+
     def check_unchanged(self) -> None:  # noqa: B027  # memory does not change by itself
         """Raise ReadError if any file was cut, written or replaced since it was opened."""
 

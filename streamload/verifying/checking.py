@@ -15,7 +15,7 @@ import torch
 from streamload.core.dtypes import BY_NAME
 from streamload.core.options import Progress, Settings
 from streamload.core.specs import Extent, TensorSpec
-from streamload.engine.lanes.cpu import Buffer
+from streamload.decoding.scratch import Buffer
 from streamload.engine.threads import use_one_torch_thread
 from streamload.sources.addresses import Address
 from streamload.sources.base import Source

@@ -36,21 +36,34 @@ def moves_of_one_tensor(draw):
 
 
 @settings(deadline=None)
-@given(made=moves_of_one_tensor(), chunk=st.integers(1, 300), staging=st.integers(1, 300))
-def test_every_element_is_moved_once_and_blocks_keep_to_their_size(made, chunk, staging):
+@given(
+    made=moves_of_one_tensor(),
+    chunk=st.integers(1, 300),
+    staging=st.integers(1, 300),
+    quantum=st.integers(1, 7),
+)
+def test_every_element_is_moved_once_and_blocks_keep_to_their_size(made, chunk, staging, quantum):
     shape, layouts, copies = made
     stored = torch.arange(numel(shape)).float()
     targets = [torch.full((numel(layout.shape),), -1.0) for layout in layouts]
     writes = [torch.zeros(numel(layout.shape)) for layout in layouts]
     position = 0
     for block in cut(
-        copies, itemsize=4, chunk_bytes=chunk, staging_bytes=staging, staged_itemsize=4
+        copies,
+        itemsize=4,
+        chunk_bytes=chunk,
+        staging_bytes=staging,
+        staged_itemsize=4,
+        quantum=quantum,
     ):
         assert block.start >= position, "blocks are in the file's order and do not overlap"
         position = block.stop
         assert block.parts
         if block.direct:
-            assert (block.stop - block.start) * 4 <= max(chunk, 4)
+            assert (block.stop - block.start) * 4 <= max(chunk, 4 * quantum)
+        bounds = {copies[0][1].source_offset, copies[0][1].source_end, numel(shape)}
+        for bound in (block.start, block.stop):
+            assert bound % quantum == 0 or bound in bounds or not block.direct
         read = stored[block.start : block.stop].clone()
         for part in block.parts:
             place = (part.shape, part.target_strides, part.target_offset)

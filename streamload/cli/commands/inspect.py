@@ -10,7 +10,8 @@ import click
 from streamload.cli.render.listing import as_dict, as_text
 from streamload.cli.render.tables import say_result
 from streamload.cli.shared_options import common_options
-from streamload.core.errors import MissingExtraError
+from streamload.core.errors import MissingExtraError, StreamloadError
+from streamload.sources.wrapping.decoded_source import quantised_lines
 
 if TYPE_CHECKING:
     from streamload.sources.base import Source
@@ -38,9 +39,20 @@ def command(path: str, tensor: str | None, show_all: bool, as_json: bool) -> Non
         # A damaged configuration is a failure, if one that leaves the list of tensors whole.
         if as_json:
             _check_config(source)
-        say_result(as_json, lambda: as_dict(source), lambda: as_text(source, show_all=show_all))
+        say_result(
+            as_json,
+            lambda: as_dict(source, _quantised(source)),
+            lambda: as_text(source, show_all=show_all, notices=_quantised(source)),
+        )
         if not as_json:
             _check_config(source)
+
+
+def _quantised(source: Source) -> tuple[str, ...]:
+    """What the configuration says of quantised weights, and whether they can be decoded."""
+    with suppress(StreamloadError):  # a damaged configuration is told after the list
+        return quantised_lines(source)
+    return ()
 
 
 def _check_config(source: Source) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamload.cli.render.folding import Row, by_block, fold
 from streamload.cli.render.tables import columns, heading
-from streamload.core.specs import Shape, TensorSpec, numel
+from streamload.core.specs import Shape, TensorSpec, numel, stored_bytes
 from streamload.core.wording import format_bytes, listed, plural, printable
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ class _Facts(NamedTuple):
     nbytes: int
 
 
-def as_dict(source: Source) -> dict[str, Any]:
-    """Every tensor, totals, files, metadata."""
+def as_dict(source: Source, notices: Sequence[str] = ()) -> dict[str, Any]:
+    """Every tensor, totals, files, metadata; ``notices`` beside the catalog's."""
     catalog = source.catalog
     return {
         "ok": True,
@@ -29,9 +30,9 @@ def as_dict(source: Source) -> dict[str, Any]:
         "tensors": [
             {
                 "name": spec.name,
-                "dtype": spec.dtype,
+                "dtype": spec.stored_dtype,
                 "shape": list(spec.shape),
-                "nbytes": spec.nbytes,
+                "nbytes": stored_bytes((spec,)),
                 "file": printable(spec.file),
             }
             for spec in catalog.values()
@@ -40,15 +41,15 @@ def as_dict(source: Source) -> dict[str, Any]:
             "tensors": len(catalog),
             "elements": sum(numel(spec.shape) for spec in catalog.values()),
             "nbytes": catalog.nbytes,
-            "nbytes_by_dtype": dict(_nbytes_by(source, "dtype")),
+            "nbytes_by_dtype": dict(_nbytes_by(source, "stored_dtype")),
         },
         "files": {printable(file): nbytes for file, nbytes in _nbytes_by(source, "file").items()},
         "metadata": dict(catalog.metadata),
-        "notices": list(catalog.notices),
+        "notices": [*catalog.notices, *notices],
     }
 
 
-def as_text(source: Source, *, show_all: bool) -> str:
+def as_text(source: Source, *, show_all: bool, notices: Sequence[str] = ()) -> str:
     """The lines of a listing; with ``show_all`` each tensor has its own."""
     catalog, files = source.catalog, _nbytes_by(source, "file")
     parameters = sum(numel(spec.shape) for spec in catalog.values())
@@ -65,15 +66,17 @@ def as_text(source: Source, *, show_all: bool) -> str:
         )
         lines.append(f"metadata: {listed(pairs, more=', …')}")
     lines += ["", *_tensor_lines(list(catalog.values()), show_all=show_all), ""]
-    by_dtype = _nbytes_by(source, "dtype")
+    by_dtype = _nbytes_by(source, "stored_dtype")
     lines += [f"{dtype}: {format_bytes(nbytes)}" for dtype, nbytes in by_dtype.most_common()]
-    lines += [f"notice: {notice}" for notice in catalog.notices]
+    lines += [f"notice: {notice}" for notice in (*catalog.notices, *notices)]
     return "\n".join(lines)
 
 
 def _tensor_lines(specs: list[TensorSpec], *, show_all: bool) -> list[str]:
     """A table of tensors: one row for each, or blocks that repeat folded under a heading."""
-    details = [(printable(s.name), _Facts(s.dtype, s.shape, s.nbytes)) for s in specs]
+    details = [
+        (printable(s.name), _Facts(s.stored_dtype, s.shape, stored_bytes((s,)))) for s in specs
+    ]
     rows = [Row((name,), detail) for name, detail in details] if show_all else fold(details)
     block_nbytes: Counter[object] = Counter()
     for row in rows:
@@ -89,8 +92,8 @@ def _tensor_lines(specs: list[TensorSpec], *, show_all: bool) -> list[str]:
 
 
 def _nbytes_by(source: Source, attribute: str) -> Counter[str]:
-    """Bytes of the tensors that share their ``dtype`` or ``file``."""
+    """Bytes of the tensors that share their ``stored_dtype`` or ``file``."""
     sizes: Counter[str] = Counter()
     for spec in source.catalog.values():
-        sizes[getattr(spec, attribute)] += spec.nbytes
+        sizes[getattr(spec, attribute)] += stored_bytes((spec,))
     return sizes

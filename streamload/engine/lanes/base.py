@@ -10,9 +10,10 @@ from typing import Protocol, TypeAlias
 import torch
 
 from streamload.engine.chunks import Chunk
-from streamload.engine.jobs import Job, Reader
+from streamload.engine.jobs import Job
 from streamload.planning.records import PlannedTensor
 from streamload.sources.base import Source
+from streamload.sources.wrapping.reader import Reader
 
 # What a destination holds before it has memory, and after it was handed on.
 NO_MEMORY = torch.empty(0, dtype=torch.uint8, device="cpu")

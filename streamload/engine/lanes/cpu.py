@@ -11,32 +11,19 @@ import torch
 
 from streamload.core.errors import CheckpointError
 from streamload.core.specs import numel
+from streamload.decoding.scratch import Buffer
 from streamload.engine.casts import can_overflow, count_overflows, overflowed
 from streamload.engine.chunks import Chunk, Part
-from streamload.engine.jobs import Job, Reader
+from streamload.engine.jobs import Job
 from streamload.engine.lanes.base import Destination
 from streamload.planning.records import PlannedTensor
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
+from streamload.sources.wrapping.reader import Reader
 from streamload.system.pages import empty_pages, populate
 
 # Held while a destination's count is raised: several workers write one tensor.
 _COUNTING = threading.Lock()
-
-
-class Buffer:
-    """Bytes that are reused from block to block; grown, never shrunk."""
-
-    def __init__(self) -> None:
-        self._bytes = torch.empty(0, dtype=torch.uint8)
-
-    def elements(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat tensor of ``count`` elements over the buffer, contents as they were."""
-        nbytes = count * dtype.itemsize
-        if self._bytes.numel() < nbytes:
-            self._bytes = torch.empty(0, dtype=torch.uint8)  # let the old one go first
-            self._bytes = empty_pages((nbytes,), torch.uint8)
-        return self._bytes[:nbytes].view(dtype)
 
 
 def memory_at(tensor: torch.Tensor, offset: int, count: int) -> memoryview:
@@ -118,6 +105,8 @@ class CpuWorker:
             self._carry_panel(chunk, stored, read, destinations)
         elif chunk.direct and destinations[chunk.parts[0].target].tensor.dtype == stored:
             self._carry_direct(chunk, read, destinations)
+        elif chunk.direct and read.at_once:
+            self._carry_decoded(chunk, stored, read, destinations)
         else:
             raw = self._raw.elements(chunk.stop - chunk.start, stored)
             read(chunk.start, chunk.stop, memory_at(raw, 0, raw.numel()))
@@ -144,6 +133,25 @@ class CpuWorker:
                 tensor, (count,), (1,), tensor.storage_offset() + part.target_offset
             )
             refuse_odd_bools(held)
+
+    def _carry_decoded(
+        self,
+        chunk: Chunk,
+        stored: torch.dtype,
+        read: Reader,
+        destinations: Sequence[Destination],
+    ) -> None:
+        """Decode a run in steps, and cast each while it is in the caches."""
+        (part,) = chunk.parts
+        start = chunk.start
+        while start < chunk.stop:
+            stop = min((start // read.at_once + 1) * read.at_once, chunk.stop)
+            raw = self._raw.elements(stop - start, stored)
+            read(start, stop, memory_at(raw, 0, raw.numel()))
+            offset = part.target_offset + start - chunk.start
+            step = Part(part.target, (stop - start,), (1,), 0, (1,), offset)
+            _copy_part(raw, step, destinations[part.target])
+            start = stop
 
     def _carry_panel(
         self,
@@ -177,7 +185,7 @@ class CpuWorker:
     ) -> torch.Tensor | None:
         """Read and cast a block into ``panel``; where values overflowed, if any did."""
         lost: torch.Tensor | None = None
-        step = max(self._chunk_bytes // stored.itemsize, 1)
+        step = read.at_once or max(self._chunk_bytes // stored.itemsize, 1)
         for start in range(chunk.start, chunk.stop, step):
             stop = min(start + step, chunk.stop)
             raw = self._raw.elements(stop - start, stored)

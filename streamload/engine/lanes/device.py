@@ -15,7 +15,7 @@ from streamload.core.options import SLOT_BYTES
 from streamload.core.specs import TensorSpec
 from streamload.engine.casts import can_overflow
 from streamload.engine.chunks import Chunk
-from streamload.engine.jobs import Job, Reader
+from streamload.engine.jobs import Job
 from streamload.engine.lanes.base import NO_MEMORY, Destinations
 from streamload.engine.lanes.cpu import refuse_odd_bools
 from streamload.engine.lanes.moves import OverflowCounts
@@ -24,6 +24,7 @@ from streamload.planning.needed_memory import PANELS
 from streamload.planning.records import PlannedTensor
 from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of, torch_dtype
+from streamload.sources.wrapping.reader import Reader
 
 
 class Piece(NamedTuple):
@@ -161,15 +162,14 @@ class DeviceWorker:
     def carry_joined(self, job: Job, source: Source, destinations: Destinations) -> None:
         """See LaneWorker: one read, one copy."""
         self._ops.bind()
-        assert job.extent is not None, "only reads from files are joined"
+        (whole,) = job.extents
         dtypes: dict[str, torch.dtype] = {}
         pieces = []
-        for spec, chunks, extent, *_ in job.parts:
-            assert extent is not None, "only reads from files are joined"
+        for spec, chunks, (extent,), *_ in job.parts:
             name = spec.dtype
             stored = dtypes.get(name) or dtypes.setdefault(name, torch_dtype(name))
-            pieces.append(Piece(chunks[0], stored, extent.offset - job.extent.offset, spec))
-        nbytes = job.extent.nbytes
+            pieces.append(Piece(chunks[0], stored, extent.offset - whole.offset, spec))
+        nbytes = whole.nbytes
         self._stage(pieces, nbytes, partial(_read_joined, job, source), destinations)
 
     def close(self) -> None:
@@ -220,7 +220,8 @@ class DeviceWorker:
         """Stored elements of the chunk to ``target``, flat and of their dtype, slot by slot."""
         lane, ops = self._lane, self._ops
         size = target.dtype.itemsize
-        step = lane.batch_bytes // size
+        most = lane.batch_bytes // size
+        step = max(most // read.quantum * read.quantum, min(most, read.quantum))
         for start in range(chunk.start, chunk.stop, step):
             stop = min(start + step, chunk.stop)
             slot = lane.ring.take()
@@ -281,11 +282,10 @@ def _check_bools(pieces: Sequence[Piece], buffer: Tensor) -> None:
 
 def _read_joined(job: Job, source: Source, buffer: memoryview) -> None:
     """One read; if it fails, tensor by tensor, so that the error names the right one."""
-    assert job.extent is not None, "only reads from files are joined"
+    (whole,) = job.extents
     try:
-        source.read_into(job.extent, buffer, tensor=job.spec.name)
+        source.read_into(whole, buffer, tensor=job.spec.name)
     except ReadError:
-        for spec, _, extent, *_ in job.parts:
-            assert extent is not None, "only reads from files are joined"
-            at = extent.offset - job.extent.offset
+        for spec, _, (extent,), *_ in job.parts:
+            at = extent.offset - whole.offset
             source.read_into(extent, buffer[at : at + extent.nbytes], tensor=spec.name)

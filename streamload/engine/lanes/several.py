@@ -8,10 +8,11 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from streamload.engine.chunks import Chunk, Part
-from streamload.engine.jobs import Job, Reader
+from streamload.engine.jobs import Job
 from streamload.engine.lanes.base import Destinations, Lane, LaneWorker
 from streamload.planning.records import PlannedTensor
 from streamload.sources.base import Source
+from streamload.sources.wrapping.reader import Reader
 
 
 class DeviceLanes:

@@ -39,6 +39,8 @@ def _ledger(plan: Plan) -> Iterator[str]:
         yield repr((t.name, t.shape, t.dtype, sources, t.stored_dtype, t.reduces, t.tolerance))
         yield repr([plan.stored[m.stored_name].name for m in t.copies])
         yield repr(t.copies)
+        if ways := [e.words for name in t.sources if (e := plan.stored[name].encoding)]:
+            yield repr(ways)
     for comparison in plan.comparisons:
         yield repr((comparison.kept.sources, comparison.other.sources))
 

@@ -1,0 +1,81 @@
+"""What is known of a tensor whose stored bytes must be decoded: frozen, pure, no torch import."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from streamload.core.dtypes import BY_NAME
+
+if TYPE_CHECKING:
+    from streamload.core.specs import TensorSpec
+
+# Few enough to stay in a core's caches, many enough for the calls to cost little.
+_AT_ONCE = 1 << 19
+
+
+@dataclass(frozen=True)
+class Encoding(ABC):
+    """How rows of stored tensors become rows of values; a TensorSpec that has one has no extent.
+
+    A subclass is one encoding; ``decoding.registry`` names the function that decodes it.
+
+    Attributes:
+        kind: which decoder it takes.
+        parts: the stored tensors it reads; a part may be encoded itself.
+        stored_dtype: the safetensors dtype of what holds the values, for reports.
+        made_dtype: safetensors name of what a target becomes that nobody asked a dtype for; ``""``
+            for the dtype of the values.
+    """
+
+    kind: ClassVar[str]
+
+    parts: tuple[TensorSpec, ...]
+    stored_dtype: str
+    made_dtype: str = "BF16"
+
+    @property
+    @abstractmethod
+    def words(self) -> str:
+        """What it is, for reports: ``fp8 in blocks of 128 x 128``."""
+
+    @property
+    def quantum(self) -> int:
+        """Values are decoded from and up to multiples of so many."""
+        return 1
+
+    @abstractmethod
+    def reads(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """What the values [start, stop) need, as (part, start, stop) in the part's elements.
+
+        Values are counted in memory order, as are elements; both bounds are multiples of the
+        quantum, or the end.
+        """
+
+    def scratch_bytes(self, count: int) -> int:
+        """What decoding ``count`` values takes for a moment, beside them and what is read."""
+        del count
+        return 0
+
+
+def values_at_once(encoding: Encoding) -> int:
+    """How many values one call decodes at most: what stays in a core's caches, or one quantum."""
+    quantum = max(encoding.quantum, 1)
+    return max(_AT_ONCE // quantum, 1) * quantum
+
+
+def staging_bytes(spec: TensorSpec) -> int:
+    """What one thread holds while it decodes a tensor, beside what it gives out."""
+    encoding, itemsize = spec.encoding, BY_NAME[spec.dtype].itemsize
+    if encoding is None:
+        return 0 if spec.extent is not None else spec.nbytes
+    if not spec.nbytes:
+        return 0
+    count = min(values_at_once(encoding), spec.nbytes // itemsize)
+    held = count * itemsize + encoding.scratch_bytes(count)
+    for at, first, last in encoding.reads(0, count):
+        part = encoding.parts[at]
+        held += (last - first) * BY_NAME[part.dtype].itemsize + staging_bytes(part)
+    return held

@@ -1,0 +1,1 @@
+"""Turns rows of stored bytes into rows of values: descriptions, and a decoder for each kind."""
