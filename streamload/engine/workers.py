@@ -147,7 +147,7 @@ def send(
     destinations: Destinations,
     scratch: Scratch | None = None,
 ) -> None:
-    """Have a job's chunks read and written; ``scratch`` is kept from job to job.
+    """Have a job's chunks read and written; ``scratch`` is the calling thread's.
 
     Raises:
         ReadError, CheckpointError: with file and tensor.

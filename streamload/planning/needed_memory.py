@@ -24,8 +24,8 @@ def needed_memory(
     """Bytes of all new tensors in host memory, and of the buffers beside them.
 
     The buffers are a chunk for each worker, a staged matrix each where one is transposed, tensors
-    that can only be read whole, what decoding takes, and the ring if anything goes to a device.
-    that can only be read whole, what decoding takes, and a ring for each device that is used.
+    that can only be read whole, what decoding takes, and a ring for each device that anything
+    goes to.
     """
     new_bytes = largest = turned = whole = 0
     for tensor in tensors:

@@ -11,7 +11,9 @@ import weakref
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import save_file
 
+import streamload
 from bench.__main__ import main
 from bench.device import faults, rates, running, values
 from bench.device.machine import Cuda
@@ -146,6 +148,28 @@ def test_peers_that_are_not_there_are_told(machine, sizes, monkeypatch):
     assert found["a"].ok
     assert found["b"].found == "not installed"
     assert "no such device" in found["c"].found
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk_bytes": 4096}])
+def test_decoded_tensors_come_as_from_the_cpu(machine, tmp_path, options):
+    made = torch.Generator().manual_seed(1)
+    tensors = {}
+    for layer in range(4):
+        weight = torch.randn(256, 384, generator=made)
+        tensors[f"l.{layer}.weight"] = weight.to(torch.float8_e4m3fn)
+        tensors[f"l.{layer}.weight_scale_inv"] = torch.rand(2, 3, generator=made)
+        tensors[f"l.{layer}.norm"] = torch.randn(33, generator=made)
+    save_file(tensors, tmp_path / "model.safetensors")
+    quantized = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": quantized}))
+    options = {"dtype": "bfloat16", **options}
+    expected = streamload.load_state_dict(tmp_path, **options)
+    assert "l.0.weight_scale_inv" not in expected
+    found = streamload.load_state_dict(tmp_path, device=DEVICE, **options)
+    assert not values.differing(found, expected)
+    expected = dict(streamload.iter_tensors(tmp_path, dtype="bfloat16"))
+    found = dict(streamload.iter_tensors(tmp_path, dtype="bfloat16", device=DEVICE))
+    assert not values.differing(found, expected)
 
 
 class TestEachCheckCanFail:
