@@ -9,7 +9,10 @@ from typing import ClassVar
 from streamload.core.encoding import Encoding
 
 DECODED = frozenset(
-    ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+    (
+        *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"),
+        *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    )
 )
 
 

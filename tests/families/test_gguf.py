@@ -19,7 +19,7 @@ import streamload
 from streamload.cli.group import main as cli
 from tests.sources.gguf.test_gguf_tokenizer import BYTE_LEVEL, CONTROL, NORMAL, parts_of, trained
 from tests.support.gguf_files import (
-    K_TYPES,
+    DRAWN,
     MADE_BY_LIBRARY,
     PLAIN,
     decoded,
@@ -154,7 +154,7 @@ def test_a_converted_folder_is_a_published_checkpoint(family, tmp_path):
         assert torch.equal(mapped.model(IDS), streamload.load(path).model(IDS))
 
 
-@pytest.mark.parametrize("kind", [*PLAIN, *MADE_BY_LIBRARY, *K_TYPES])
+@pytest.mark.parametrize("kind", [*PLAIN, *MADE_BY_LIBRARY, *DRAWN])
 @pytest.mark.filterwarnings("ignore:.*decoded to float32")
 def test_every_type_has_the_library_s_values(tmp_path, kind):
     config = FAMILIES["llama"]
@@ -298,7 +298,7 @@ def test_other_types_are_refused_by_name(tmp_path):
     assert "IQ2_XXS" in refused.output
 
 
-@pytest.mark.parametrize("kind", [*MADE_BY_LIBRARY, *K_TYPES])
+@pytest.mark.parametrize("kind", [*MADE_BY_LIBRARY, *DRAWN])
 def test_any_bytes_decode_as_the_library_decodes_them(kind):
     """Not numbers and infinite scales included, and runs cut at any block."""
     from streamload.decoding.blocks import Blocks

@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.fuzz.files import mutated_bytes
 from tests.support.gguf_bytes import array, header, info, pair, text
-from tests.support.gguf_files import K_TYPES, raw_blocks
+from tests.support.gguf_files import DRAWN, raw_blocks
 
 __all__ = ["gguf_seeds", "mutated_gguf"]
 
@@ -62,7 +62,7 @@ def _seed(which: int) -> _File:
         blocks = random.integers(0, 256, (4, 34), dtype=np.uint8)
         blocks[:, :2] = (random.random(4) * 0.01).astype("<f2").view(np.uint8).reshape(4, 2)
         made.add("q8.weight", [64, 2], 8, blocks.tobytes())
-        name = K_TYPES[which % len(K_TYPES)]
+        name = DRAWN[which % len(DRAWN)]
         made.add("k.weight", [256, 2], _NAMES[name], raw_blocks(name, (2, 256), which).tobytes())
     return made
 

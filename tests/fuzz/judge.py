@@ -253,7 +253,10 @@ def _gguf_values(tensor: gguf.ReaderTensor) -> torch.Tensor:
         return torch.from_numpy(gguf.quants.dequantize(data, kind)).reshape(shape)
 
 
-_DECODED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+_DECODED = (
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+)
 _REFERENCES = {
     "safetensors": _by_safetensors,
     "index": _by_index,

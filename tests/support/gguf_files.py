@@ -23,13 +23,21 @@ _ARCHITECTURES = {
 }
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 MADE_BY_LIBRARY = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
-K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
-# Where a block of the K types has its float16 scales.
-_SCALES_AT = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+# The library cannot make them: their blocks are drawn at random.
+DRAWN = ("IQ4_NL", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+# Where a block of these types has its float16 scales.
+_SCALES_AT = {
+    "IQ4_NL": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
 
 
 def raw_blocks(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """Random legal blocks of a K type with small finite scales, as bytes [rows, bytes]."""
+    """Random legal blocks of a type with small finite scales, as bytes [rows, bytes]."""
     elements, nbytes = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
     random = np.random.default_rng(seed)
     count = int(np.prod(shape)) // elements
@@ -46,7 +54,7 @@ def encoded(values: torch.Tensor, kind: str, seed: int = 0) -> np.ndarray:
         return values.bfloat16().view(torch.int16).numpy().view(np.uint8)
     if kind in PLAIN:
         return values.to(PLAIN[kind]).numpy()
-    if kind in K_TYPES:
+    if kind in DRAWN:
         return raw_blocks(kind, tuple(values.shape), seed)
     return gguf.quants.quantize(values.float().numpy(), GGMLQuantizationType[kind])
 

@@ -136,6 +136,19 @@ def _scale_and_add(blocks: Tensor, out: Tensor) -> None:
     out.mul_(both[:, :1]).add_(both[:, 1:])
 
 
+# What the numbers of IQ4_NL stand for.
+_UNEVEN = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+def _iq4_nl(blocks: Tensor, out: Tensor) -> None:
+    stands_for = torch.tensor(_UNEVEN, dtype=torch.float32)
+    words = _words(blocks[:, 2:])
+    for place in (0, 1):
+        numbers = _bytes(_fields(words, 4 * place, 4))
+        _put(out, place, 2, stands_for[numbers.int()].unsqueeze(1))
+    _scale(out, _floats(blocks[:, :2]))
+
+
 def _q2_k(blocks: Tensor, out: Tensor) -> None:
     words = _words(blocks[:, 16:80])
     for place in range(4):
@@ -203,6 +216,7 @@ _DECODERS: dict[str, Callable[[Tensor, Tensor], None]] = {
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
     "Q8_0": _q8_0,
+    "IQ4_NL": _iq4_nl,
     "Q2_K": _q2_k,
     "Q3_K": _q3_k,
     "Q4_K": _q4_k,

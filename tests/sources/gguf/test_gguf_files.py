@@ -18,7 +18,7 @@ import streamload
 from streamload.cli.group import main as cli
 from tests.families.tiny import CONFIG, llama
 from tests.sources.conformance import SourceConformance
-from tests.support.gguf_files import K_TYPES, decoded, encoded, raw_blocks, write_gguf
+from tests.support.gguf_files import DRAWN, decoded, encoded, raw_blocks, write_gguf
 from tests.support.tiny import values
 
 
@@ -40,7 +40,7 @@ def write_plain(path: Any, architecture: str = "made-up") -> dict[str, torch.Ten
     add("i32", np.array([[7]], np.int32), torch.tensor([[7]], dtype=torch.int32))
     blocks = encoded(values(5, 3, 64), "Q8_0")
     add("q8", blocks, decoded(blocks, "Q8_0"), "Q8_0")
-    for seed, kind in enumerate(K_TYPES):
+    for seed, kind in enumerate(DRAWN):
         blocks = raw_blocks(kind, (2, 2, 256), seed)
         add(kind.lower(), blocks, decoded(blocks, kind).reshape(2, 2, 256), kind)
     writer.write_header_to_file()
