@@ -38,7 +38,13 @@ DEFAULTS = {
     "load_transformers": {"cls": None},
     "plan": {"mapping": "auto", "expected_layers": None},
     "iter_tensors": {"names": None},
-    "convert": {"names": "published", "dtype": None, "max_shard_bytes": None, "progress": None},
+    "convert": {
+        "names": "published",
+        "dtype": None,
+        "max_shard_bytes": None,
+        "adapter": None,
+        "progress": None,
+    },
     "export": {"mapping": "auto", "dtype": None, "max_shard_bytes": None},
     "generate": {
         "temperature": 0.0,
@@ -50,7 +56,7 @@ DEFAULTS = {
 }
 OPTIONS = (
     "dtype device mode layout workers chunk_bytes strict layers prefix check_memory ties overflow "
-    "replicas cache progress on_layer quantize"
+    "replicas cache progress on_layer quantize adapter"
 )
 
 
