@@ -148,7 +148,8 @@ def test_all_that_is_wrong_is_listed(base, tmp_path):
 @pytest.mark.parametrize(
     "config",
     [
-        {"r": 0}, {"r": True}, {"r": 2.5}, {"r": "2"}, {"lora_alpha": "4"}, {"lora_alpha": None}, {"lora_alpha": 1e308}, {"lora_alpha": 10**400},
+        {"r": 0}, {"r": True}, {"r": 2.5}, {"r": "2"}, {"lora_alpha": "4"}, {"lora_alpha": None},
+        {"lora_alpha": 1e308}, {"lora_alpha": 10**400},
         {"rank_pattern": ["q"]}, {"rank_pattern": {"q": -1}}, {"alpha_pattern": {"q": [1]}},
         {"rank_pattern": {"(q": 2}}, {"rank_pattern": {"(.*)*x": 2}}, {"bias": "some"},
         {"rank_pattern": {".*.*.*.*x": 2}}, {"alpha_pattern": {r"(q)\1": 2}}, {"use_rslora": "yes"},
