@@ -16,7 +16,7 @@ from streamload.core.specs import Catalog, Extent, TensorSpec
 from streamload.core.wording import listed, plural, printable
 from streamload.sources.base import Source
 from streamload.sources.detect import open_checkpoint
-from streamload.sources.hub import folder_of
+from streamload.sources.hub import folder_of, is_hub_name
 from streamload.sources.small_files import read_object
 from streamload.sources.wrapping.wrapping_source import WrappingSource
 
@@ -49,6 +49,8 @@ def with_adapters(source: Source, adapters: Sequence[str]) -> Iterator[Source]:
 
 def _open(path: str) -> tuple[Source, AdapterSettings]:
     """An adapter's tensors and its settings."""
+    if not (is_hub_name(path) or os.path.exists(path)):
+        raise CheckpointNotFoundError("no such folder or file", path=path)
     folder = folder_of(path)
     config = os.path.join(folder, _CONFIG)
     try:
@@ -71,7 +73,7 @@ def _worked_out(path: str, source: Source, adapter: Source, settings: AdapterSet
     except CheckpointError:
         config = None  # which whoever needs it says
     merge = work_out(printable(path), settings, adapter.catalog, source.catalog, config or {})
-    if merge.problems and not merge.made:
+    if merge.problems and all("for no tensor of the base" in text for text in merge.problems):
         merge.problems.insert(0, f"is for another base than {printable(source.path)}")
     refuse(merge.problems, path=adapter.path)
     if not merge.made:

@@ -27,6 +27,7 @@ _OTHER_MATHS = {
 }
 # Initialisations after which the base weights are others, as far as the file was saved with them.
 _OTHER_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+_MOST = 1e30  # what float32 still holds, also as a scale
 _T = TypeVar("_T")
 _BIASES = ("none", "all", "lora_only")
 _SHOWN = 80
@@ -157,8 +158,8 @@ def _rank(field: str, value: object) -> int:
 
 
 def _number(field: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{field!r} must be a finite number: {_short(value)}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < _MOST:
+        raise ValueError(f"{field!r} must be a number below {_MOST:g}: {_short(value)}")
     return value
 
 

@@ -33,8 +33,8 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "llama": (transformers.LlamaConfig, LLAMA),
     "tied llama": (transformers.LlamaConfig, {**LLAMA, "tie_word_embeddings": True}),
-    "mixtral": (transformers.MixtralConfig, {**LLAMA, **EXPERTS}),
-    "qwen2_moe": (transformers.Qwen2MoeConfig, {**LLAMA, **EXPERTS}),
+    "mixtral": (transformers.MixtralConfig, {**LLAMA, **EXPERTS, "num_hidden_layers": 1}),
+    "qwen2_moe": (transformers.Qwen2MoeConfig, {**LLAMA, **EXPERTS, "num_hidden_layers": 1}),
 }
 
 

@@ -43,13 +43,12 @@ def kinds() -> dict[str, tuple[str, dict]]:
         for name, options in some.items():
             found[f"{base}: {name}"] = (base, {"target_modules": linear, **options})
     experts = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
-    for base in ("mixtral", "qwen2_moe"):
-        options = {"target_modules": ["q_proj"], "target_parameters": experts}
-        found[f"{base}: experts"] = (base, options)
-        one = {**options, "target_parameters": experts[1:], "use_rslora": True}
-        found[f"{base}: one parameter"] = (base, one)
-        ranks = {**options, "rank_pattern": {"experts.gate_up_proj": 2}}
-        found[f"{base}: patterns of parameters"] = (base, ranks)
+    both = {"target_modules": ["q_proj"], "target_parameters": experts}
+    one = {**both, "target_parameters": experts[1:], "use_rslora": True}
+    ranks = {**both, "rank_pattern": {"experts.gate_up_proj": 2}}
+    found["mixtral: experts"] = ("mixtral", both)
+    found["mixtral: one parameter"] = ("mixtral", one)
+    found["qwen2_moe: patterns of parameters"] = ("qwen2_moe", ranks)
     head = {"target_modules": ["lm_head", "k_proj"], "modules_to_save": ["embed_tokens"]}
     found["llama: head"] = ("llama", head)
     found["gpt2: lora_bias"] = (

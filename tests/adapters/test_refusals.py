@@ -149,6 +149,7 @@ def test_all_that_is_wrong_is_listed(base, tmp_path):
     "config",
     [
         {"r": 0}, {"r": True}, {"r": 2.5}, {"r": "2"}, {"lora_alpha": "4"}, {"lora_alpha": None},
+        {"lora_alpha": 1e308}, {"lora_alpha": 10**400},
         {"rank_pattern": ["q"]}, {"rank_pattern": {"q": -1}}, {"alpha_pattern": {"q": [1]}},
         {"rank_pattern": {"(q": 2}}, {"rank_pattern": {"(.*)*x": 2}}, {"bias": "some"},
         {"rank_pattern": {".*.*.*.*x": 2}}, {"alpha_pattern": {r"(q)\1": 2}}, {"use_rslora": "yes"},
@@ -172,7 +173,11 @@ def test_a_configuration_that_is_none(text, base, tmp_path):
 
 
 def test_what_is_no_adapter_at_all(base, tmp_path):
-    for path in (tmp_path / "nothing", tmp_path, Path(base)):
+    # A name that is mistyped is never the folder's own adapter.
+    beside = hand_made(tmp_path / "beside", pair(Q, 6, 4))
+    with refused(beside / "nothing", kind=streamload.CheckpointNotFoundError):
+        streamload.load_state_dict(base, adapter=beside / "nothing")
+    for path in (tmp_path, Path(base)):
         with refused(path, kind=streamload.CheckpointNotFoundError) as caught:
             streamload.load_state_dict(base, adapter=path)
         assert "adapter_config.json" in str(caught[0])
