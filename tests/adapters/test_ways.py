@@ -87,6 +87,24 @@ def test_load_into(base, adapter, wanted, mode):
     assert off(filled.state_dict(), wanted) <= 2e-6
 
 
+def test_chosen_layers_of_a_base(base, adapter, wanted):
+    found = streamload.load_state_dict(base, adapter=adapter, layers=[1], mapping=lambda n: n)
+    inside = {name: value for name, value in wanted.items() if ".layers.1." in name}
+    assert off({name: found[name] for name in inside}, inside) <= 2e-6
+    assert not any(".layers.0." in name for name in found)
+    loaded = streamload.load(base, adapter=adapter, layers=[0, 2])
+    assert len(loaded.model.blocks) == 2  # type: ignore[arg-type]
+
+
+def test_a_prefix_of_a_base(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file({"language_model.model.q.weight": torch.zeros(6, 4)}, path)
+    adapter = hand_made(tmp_path / "a", pair("model.q", 6, 4))
+    found = streamload.load_state_dict(path, adapter=adapter, prefix="language_model")
+    exact = 2 * product(pair("model.q", 6, 4), "model.q")
+    assert float((found["model.q.weight"] - exact).abs().max()) < 2e-6
+
+
 def test_load_state_dict(base, adapter, wanted):
     found = streamload.load_state_dict(base, adapter=adapter, mapping=lambda name: name)
     assert off(found, wanted) <= 2e-6
