@@ -132,6 +132,25 @@ def test_convert(base, adapter, wanted, names, tmp_path):
         assert not list((tmp_path / "new").glob("adapter*"))
 
 
+def test_conv1d_is_turned_after_it_was_merged(tmp_path):
+    base = write_base(tmp_path / "base", "gpt2")
+    options = {"target_modules": ["c_attn", "c_proj", "wte"], "use_dora": True}
+    adapter = write_adapter(tmp_path / "a", base, **options)
+    wanted = merged(base, adapter)
+    streamload.convert(base, tmp_path / "new", adapter=adapter)
+    found = load_file(tmp_path / "new" / "model.safetensors")
+    there = {f"transformer.{name.removeprefix('transformer.')}": t for name, t in found.items()}
+    assert off(there, {name: wanted[name] for name in there}) <= 2e-6
+    model = empty_base("gpt2").eval()
+    model.load_state_dict(wanted)
+    for loaded in (
+        streamload.load(base, adapter=adapter),
+        streamload.load(base, adapter=adapter, mode="stream", layout="stored", chunk_bytes=64),
+        streamload.load(tmp_path / "new"),
+    ):
+        torch.testing.assert_close(logits(loaded.model), logits(model), rtol=1e-5, atol=1e-5)
+
+
 def test_commands(base, adapter, other, wanted, tmp_path):
     def run(*arguments: object) -> str:
         result = CliRunner().invoke(main, [str(a) for a in arguments])
