@@ -12,8 +12,8 @@ from streamload.core.dtypes import BY_NAME
 if TYPE_CHECKING:
     from streamload.core.specs import TensorSpec
 
-# Values, and what decoding them takes, together stay in a core's second cache.
-_AT_ONCE = 1 << 18
+# Few enough to stay in a core's caches, many enough for the calls to cost little.
+_AT_ONCE = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,8 @@ def staging_bytes(spec: TensorSpec) -> int:
     encoding, itemsize = spec.encoding, BY_NAME[spec.dtype].itemsize
     if encoding is None:
         return 0 if spec.extent is not None else spec.nbytes
+    if not spec.nbytes:
+        return 0
     count = min(values_at_once(encoding), spec.nbytes // itemsize)
     held = count * itemsize + encoding.scratch_bytes(count)
     for at, first, last in encoding.reads(0, count):

@@ -107,6 +107,8 @@ class TensorSpec:
 
     def extents(self, start: int, stop: int) -> Iterator[Extent]:
         """Where the bytes are that its elements [start, stop) need, as far as they have a place."""
+        if start >= stop:
+            return
         if self.encoding is not None:
             for part, first, last in self.encoding.reads(*self.aligned(start, stop)):
                 yield from self.encoding.parts[part].extents(first, last)

@@ -187,7 +187,8 @@ def empty_model(
             )
             model_class, own = auto_class(model_class, own)
         if not quantisation(config):  # the weights are decoded: the plain class takes them
-            vars(own).pop("quantization_config", None)
+            for part in (own, getattr(own, "text_config", None)):
+                vars(part or own).pop("quantization_config", None)
         settled = settle_dtype(own, _torch_dtype(dtype), first)
         own.name_or_path = folder
         model = built(model_class, own, settled)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -116,7 +117,7 @@ def load_into(
     settings = replace(settings_from(options), expected_layers=expected_layers)
     with (
         open_layers(path, settings.layers, settings.prefix) as opened,
-        with_adapters(decoded(opened, kept=names_of(module)), settings.adapter) as source,
+        with_adapters(decoded(opened, kept=_kept(module, mapping)), settings.adapter) as source,
     ):
         job = resolve(source, module, settings, _config(mapping, source), mapping)
         done = run(job)
@@ -172,7 +173,7 @@ def plan(
     settings = replace(settings_from(options), expected_layers=expected_layers)
     with (
         open_layers(path, settings.layers, settings.prefix) as opened,
-        with_adapters(decoded(opened, kept=names_of(module)), settings.adapter) as source,
+        with_adapters(decoded(opened, kept=_kept(module, mapping)), settings.adapter) as source,
     ):
         job = resolve(source, module, settings, _config(mapping, source), mapping)
         return measured(plan_load(job))
@@ -194,11 +195,11 @@ def _for_tensors(source: Source, settings: Settings) -> Source:
     return decoded(source) if wants_numbers else as_stored(source)
 
 
-def names_of(module: nn.Module) -> list[str]:
-    """The names of a module's parameters and buffers."""
-    return [
-        name for group in (module.named_parameters(), module.named_buffers()) for name, _ in group
-    ]
+def _kept(module: nn.Module, mapping: str | Mapper) -> list[str]:
+    """What is not used up by decoding: the module's own tensors, and what a dict names."""
+    groups = module.named_parameters(), module.named_buffers()
+    named = list(mapping) if isinstance(mapping, Mapping) else []
+    return [*(name for group in groups for name, _ in group), *map(str, named)]
 
 
 def _config(mapping: str | Mapper, source: Source) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 # Part of a checkpoint may be loaded: a few tensors of a model with more blocks than that.
@@ -44,9 +45,10 @@ def whole(config: Mapping[str, Any], name: str, *, least: int = 0) -> int | None
 
 def quantisation(config: Mapping[str, Any] | None) -> str:
     """``quantization_config (gptq)``, or nothing where the configuration has none."""
-    for field in ("quantization_config", "compression_config"):
-        found = config.get(field) if config else None
-        if found:
+    text = config.get("text_config") if config else None
+    holders = [part for part in (config, text) if isinstance(part, Mapping)]
+    for holder, field in product(holders, ("quantization_config", "compression_config")):
+        if found := holder.get(field):
             method = found.get("quant_method") if isinstance(found, Mapping) else None
             return f"{field} ({method or 'of an unnamed method'})"
     return ""

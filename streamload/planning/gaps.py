@@ -94,6 +94,6 @@ def map_notices(builder: PlanBuilder) -> list[str]:
         return []
     return [
         f"{len(streamed)} of {len(builder.placed)} tensors are not mapped as they are stored "
-        "(cast, decoded, rearranged, misaligned, shared, or transposed in 16 bits) and are streamed: "
+        "(cast, decoded, rearranged, misaligned, shared, transposed in 16 bits) and are streamed: "
         f"{listed(streamed, 4)}"
     ]

@@ -46,3 +46,14 @@ def test_values_are_those_of_compressed_tensors(tmp_path, kind):
     # It multiplies in the scales' dtype.
     found = streamload.load_state_dict(path, dtype=expected.dtype)["a.weight"]
     assert torch.equal(found, expected)
+
+
+def test_all_powers_of_two():
+    """As OCP's E8M0: 2 to the byte less 127, and 255 is no number."""
+    from streamload.decoding.scaled_values import plain_scales
+
+    every = torch.arange(256).to(torch.uint8)
+    found = plain_scales(every)
+    assert torch.equal(found[:255].double(), torch.exp2(every[:255].double() - 127))
+    assert found[255].isnan()
+    assert torch.equal(plain_scales(every.view(torch.float8_e8m0fnu))[:255], found[:255])

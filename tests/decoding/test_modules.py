@@ -322,3 +322,96 @@ def test_experts_of_gpt_oss_are_decoded_as_by_transformers(tmp_path):
 
     saved(tmp_path / "q", model, {"quant_method": "mxfp4"}, packed, is_packed)
     as_theirs(tmp_path / "q", transformers.Mxfp4Config(dequantize=True))
+
+
+class TestOtherFiles:
+    """Parts that lie elsewhere than in the safetensors file of one folder."""
+
+    @pytest.mark.parametrize("zipped", [True, False])
+    @pytest.mark.parametrize("turned", [True, False])
+    def test_torch_files(self, tmp_path, case, zipped, turned):
+        path = case.write(tmp_path / "q")
+        (path / "model.safetensors").unlink()
+        if turned:  # its bytes are in another order
+            q = case.stored["a.weight"].view(torch.uint8)
+            case.stored["a.weight"] = q.t().contiguous().t().view(torch.float8_e4m3fn)
+        target = path / "pytorch_model.bin"
+        torch.save(case.stored, target, _use_new_zipfile_serialization=zipped)
+        found = streamload.load_state_dict(path, dtype="bfloat16", chunk_bytes=999)
+        assert found.keys() == case.values.keys()
+        assert torch.equal(found["a.weight"], case.values["a.weight"].float().bfloat16())
+
+    def test_scales_in_another_shard(self, tmp_path, case):
+        path = case.write(tmp_path / "q")
+        (path / "model.safetensors").unlink()
+        weight_map = {}
+        for at, (name, tensor) in enumerate(case.stored.items(), 1):
+            weight_map[name] = f"model-{at:05d}-of-00003.safetensors"
+            save_file({name: tensor}, path / weight_map[name])
+        index = {"metadata": {}, "weight_map": weight_map}
+        (path / "model.safetensors.index.json").write_text(json.dumps(index))
+        found = streamload.load_state_dict(path, dtype="float32")
+        assert torch.equal(found["a.weight"], case.values["a.weight"].float())
+
+    def test_a_language_model_among_several_parts(self, tmp_path, case):
+        path = case.write(tmp_path / "q")
+        config = {"model_type": "none", "text_config": {"quantization_config": case.config, "n": 1}}
+        (path / "config.json").write_text(json.dumps(config))
+        found = streamload.load_state_dict(path, dtype="float32")
+        assert torch.equal(found["a.weight"], case.values["a.weight"].float())
+        streamload.convert(path, tmp_path / "plain", dtype="float16")
+        written = json.loads((tmp_path / "plain/config.json").read_text())
+        assert written["text_config"] == {"n": 1}
+        with pytest.warns(UserWarning, match=r"quantization_config \(fp8\)|not applied"):
+            streamload.load_state_dict(path)
+
+
+def test_a_dict_that_names_scales_takes_what_is_stored(tmp_path, case):
+    path = case.write(tmp_path / "q")
+    module = nn.Module()
+    module.q = nn.Parameter(torch.empty(300, 200, dtype=torch.float8_e4m3fn), False)
+    module.s = nn.Parameter(torch.empty(3, 2), False)
+    names = {"a.weight": "q", "a.weight_scale_inv": "s"}
+    streamload.load_into(module, path, mapping=names, strict=False)
+    assert torch.equal(module.s, case.stored["a.weight_scale_inv"])
+    assert torch.equal(module.q.view(torch.uint8), case.stored["a.weight"].view(torch.uint8))
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0,), (3, 0, 4)])
+def test_weights_without_values(tmp_path, shape):
+    stored = {"a.weight": torch.empty(shape).to(torch.float8_e4m3fn)}
+    stored |= {"a.weight_scale": torch.ones(1), "b": torch.ones(2)}
+    path = Case(stored, {"quant_method": "fp8"}, {}).write(tmp_path / "q")
+    found = streamload.load_state_dict(path, dtype="float32", workers=2)
+    assert found["a.weight"].shape == shape
+    assert found["b"].tolist() == [1, 1]
+
+
+def test_a_row_of_numbers(tmp_path):
+    q = eight_bits(torch.float8_e4m3fn, 77)
+    stored = {"a.weight": q, "a.weight_scale": torch.tensor(0.3)}
+    path = Case(stored, {"quant_method": "fp8"}, {}).write(tmp_path / "q")
+    found = streamload.load_state_dict(path, dtype="float32")["a.weight"]
+    assert torch.equal(found, q.float() * torch.tensor(0.3))
+
+
+def test_later_loads_map_the_decoded_copy(tmp_path, monkeypatch):
+    monkeypatch.setenv("STREAMLOAD_CACHE", str(tmp_path / "cache"))
+    llama(tmp_path / "q", in_blocks, FP8)
+    first = streamload.load(tmp_path / "q", cache=True)
+    second = streamload.load(tmp_path / "q", cache=True)
+    assert second.report.mode == "map"
+    assert any("loaded from cache" in notice for notice in second.report.notices)
+    expected = first.model.state_dict()
+    for name, tensor in second.model.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_what_is_not_decoded_is_mapped(tmp_path):
+    llama(tmp_path / "q", in_blocks, FP8)
+    mapped = streamload.load(tmp_path / "q", mode="map")
+    plain = streamload.load(tmp_path / "q", mode="stream")
+    assert 0 < mapped.report.bytes_mapped < plain.report.bytes_written
+    assert any("14 of 21 tensors are not mapped" in notice for notice in mapped.report.notices)
+    for name, tensor in plain.model.state_dict().items():
+        assert torch.equal(mapped.model.state_dict()[name], tensor), name

@@ -41,6 +41,7 @@ FAULTS = [
     ("gptq", "a.g_idx", torch.ones(127).int(), r"\[127\].*\[128\]"),
     ("gptq", "a.qweight", torch.ones(16, 48), "not I32"),
     ("gptq", "a.weight", torch.ones(48, 128), "stored twice"),
+    ("modelopt nvfp4", "a.pre_quant_scale", torch.ones(64), "pre_quant_scale"),
     ("awq", "a.scales", torch.ones(2, 47).half(), r"\[2, 47\]"),
     ("awq", "a.qweight", None, "a.qzeros' lacks"),
     ("bitsandbytes", "a.weight.absmax", torch.ones(71), r"\[71\].*blocks of 64 needs F32 \[72\]"),
@@ -81,6 +82,8 @@ def refused(path, said) -> None:
 
 
 CONFIGS = [
+    ("gptq", {"bits": 4, "is_marlin_format": True}, "checkpoint_format"),
+    ("compressed-tensors", {"config_groups": {"g": {"weights": {"group_size": 0}}}}, "group_size"),
     ("fp8", {"weight_block_size": [128]}, "weight_block_size"),
     ("fp8", {"weight_block_size": [0, 128]}, "weight_block_size"),
     ("fp8", {"weight_block_size": "128"}, "weight_block_size"),

@@ -10,7 +10,6 @@ import json
 from typing import Any
 
 from streamload.core.specs import Shape, TensorSpec, numel
-from streamload.decoding.quantized.fp8 import refuse_leftovers, sibling
 from streamload.decoding.quantized.grids import GridError, scaled, size
 from streamload.decoding.quantized.records import Found
 from streamload.decoding.scaled import Scaled
@@ -29,7 +28,7 @@ def find(found: Found) -> None:
                 found.keep(_four_bits(found, weight, kind, spec))
                 found.used.add(name)
             elif spec.dtype == "I8" and name.endswith(".weight"):
-                scales = sibling(found, name, "weight", "SCB")
+                scales = found.sibling(name, "weight", "SCB")
                 if scales.shape != spec.shape[:1] or len(spec.shape) != 2:
                     raise GridError(
                         f"{scales.name!r} has shape {list(scales.shape)}, but {name!r} of shape "
@@ -40,7 +39,7 @@ def find(found: Found) -> None:
         except GridError as error:
             found.problems.append(str(error))
     found.used &= found.stored.keys()
-    refuse_leftovers(found, (".absmax", ".SCB"))
+    found.refuse_leftovers((".absmax", ".SCB"))
 
 
 def _four_bits(found: Found, weight: str, kind: str, state: TensorSpec) -> TensorSpec:
@@ -52,7 +51,7 @@ def _four_bits(found: Found, weight: str, kind: str, state: TensorSpec) -> Tenso
         raise GridError(f"{state.name!r}: shape must be a list, not {shape!r:.60}")
     made: Shape = tuple(size(n, f"{state.name!r}: shape") for n in shape)
     block = size(facts.get("blocksize"), f"{state.name!r}: blocksize")
-    numbers, scales = sibling(found, weight, "", ""), sibling(found, weight, "", ".absmax")
+    numbers, scales = found.sibling(weight, "", ""), found.sibling(weight, "", ".absmax")
     count = numel(made)
     _expect(numbers, ("U8",), -(-count // 2), f"a weight of shape {list(made)}")
     if count % 2:
@@ -62,7 +61,7 @@ def _four_bits(found: Found, weight: str, kind: str, state: TensorSpec) -> Tenso
         scales = _nested(found, weight, scales, blocks, facts)
     else:
         _expect(scales, ("F32", "F16", "BF16"), blocks, f"blocks of {block}")
-    return _in_blocks(weight, made, (numbers, scales), block, sibling(found, weight, "", _MAP), 16)
+    return _in_blocks(weight, made, (numbers, scales), block, found.sibling(weight, "", _MAP), 16)
 
 
 _MAP, _NESTED_MAP = ".quant_map", ".nested_quant_map"
@@ -78,9 +77,9 @@ def _nested(
     if type(offset) not in (int, float):
         raise GridError(f"{weight!r}: nested_offset must be a number, not {offset!r:.60}")
     _expect(scales, ("U8",), blocks, f"{blocks} blocks")
-    outer = sibling(found, weight, "", ".nested_absmax")
+    outer = found.sibling(weight, "", ".nested_absmax")
     _expect(outer, ("F32",), -(-blocks // block), f"{blocks} blocks")
-    table = sibling(found, weight, "", _NESTED_MAP)
+    table = found.sibling(weight, "", _NESTED_MAP)
     return _in_blocks(
         scales.name, (blocks,), (scales, outer), block, table, 256, offset=float(offset)
     )

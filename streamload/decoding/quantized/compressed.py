@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamload.core.specs import TensorSpec
-from streamload.decoding.quantized.fp8 import FLOATS, ignore, refuse_leftovers, sibling
+from streamload.decoding.quantized.fp8 import FLOATS, ignore
 from streamload.decoding.quantized.grids import GridError, pair, scaled, size
 from streamload.decoding.quantized.records import Found
 
@@ -50,7 +50,7 @@ def find(found: Found) -> None:
             found.keep(values)
             found.used.add(f"{values.name}_shape")
     found.used &= found.stored.keys()
-    refuse_leftovers(found, (".weight_packed", ".weight_global_scale", ".weight_g_idx"))
+    found.refuse_leftovers((".weight_packed", ".weight_global_scale", ".weight_g_idx"))
     ignore(found)
 
 
@@ -60,9 +60,10 @@ def _is_map(found: object) -> bool:
 
 def _scheme(weights: Mapping[str, Any]) -> _Scheme:
     bits = size(weights.get("num_bits", 8), "num_bits")
-    strategy = weights.get("strategy")
-    if strategy in ("group", "tensor_group"):
-        return _Scheme(bits, ((1, size(weights.get("group_size"), "group_size")),))
+    strategy, group = weights.get("strategy"), weights.get("group_size")
+    # Older files leave the strategy open where a size of groups says it.
+    if strategy in ("group", "tensor_group") or (strategy is None and group not in (None, -1)):
+        return _Scheme(bits, ((1, size(group, "group_size")),))
     if strategy == "block":
         return _Scheme(bits, tuple(pair(weights.get("block_structure"), "block_structure")))
     return _Scheme(bits, ())
@@ -72,7 +73,7 @@ def _values(found: Found, name: str, spec: TensorSpec, schemes: list[_Scheme]) -
     """The values that the stored tensor holds the numbers of; None if it holds none."""
     module, _, leaf = name.rpartition(".")
     if leaf == "weight" and spec.dtype in (*FLOATS, "I8"):
-        scales = sibling(found, name, "weight", "weight_scale")
+        scales = found.sibling(name, "weight", "weight_scale")
         zeros = found.stored.get(f"{module}.weight_zero_point") if spec.dtype == "I8" else None
         ways = _ways(schemes, (8,)) or [()]
         return _first(name, spec, scales, [(spec.dtype, way, 1) for way in ways], zeros)
@@ -80,7 +81,7 @@ def _values(found: Found, name: str, spec: TensorSpec, schemes: list[_Scheme]) -
         return None
     if f"{module}.weight_g_idx" in found.stored:
         raise GridError(f"{module + '.weight_g_idx'!r}: inputs in another order are not decoded")
-    scales = sibling(found, name, "weight_packed", "weight_scale")
+    scales = found.sibling(name, "weight_packed", "weight_scale")
     target = f"{module}.weight"
     if spec.dtype == "U8":
         overall = found.stored.get(f"{module}.weight_global_scale")

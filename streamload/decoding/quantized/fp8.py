@@ -7,14 +7,11 @@ number is multiplied by, whatever it is called), DeepSeek-V4's ``scale``, Mistra
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
-from streamload.core.specs import TensorSpec
 from streamload.decoding.quantized.grids import GridError, pair, scaled
 from streamload.decoding.quantized.records import Found
 
-_QUOTED = re.compile(r"'([^']*)'")
 FLOATS = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 # Scales of what a layer is given, and of the key and value cache: they say nothing of weights.
 _ACTIVATIONS = (
@@ -29,6 +26,8 @@ def find(found: Found) -> None:
     if found.method == "mxfp8":
         blocks = blocks or [(1, 32)]
     for name, spec in found.stored.items():
+        if name.endswith(".pre_quant_scale"):  # ModelOpt's AWQ: inputs are scaled as well
+            found.problems.append(f"{name!r}: scales of a layer's inputs are not undone")
         is_packed = spec.dtype in ("I8", "U8")
         if (spec.dtype not in FLOATS and not is_packed) or is_ignored(name):
             continue
@@ -71,23 +70,3 @@ def _scales_of(name: str) -> Iterator[str]:
     if leaf == "weight":
         yield f"{module}.scale"
         yield f"{module}.qscale_weight"
-
-
-def refuse_leftovers(found: Found, endings: tuple[str, ...]) -> None:
-    """Parts of a weight of which others are missing."""
-    known = found.used | found.values.keys() | set(_QUOTED.findall(" ".join(found.problems)))
-    for name in found.stored:
-        if name.endswith(endings) and name not in known:
-            found.problems.append(f"{name!r} lacks what belongs to it")
-
-
-def sibling(found: Found, name: str, ending: str, other: str) -> TensorSpec:
-    """The tensor whose name ends in ``other`` where ``name`` ends in ``ending``.
-
-    Raises:
-        GridError: there is none.
-    """
-    wanted = name.removesuffix(ending) + other
-    if wanted not in found.stored:
-        raise GridError(f"{name!r} needs {wanted!r}, which is not there")
-    return found.stored[wanted]

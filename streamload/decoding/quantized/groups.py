@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from streamload.core.specs import Shape, TensorSpec
 from streamload.decoding.packed import PackedWords
-from streamload.decoding.quantized.fp8 import refuse_leftovers, sibling
 from streamload.decoding.quantized.grids import GridError, size
 from streamload.decoding.quantized.records import Found
 
@@ -14,7 +13,7 @@ _WORDS = ".qweight"
 def find_gptq(found: Found) -> None:
     """GPTQ: words hold inputs; ``checkpoint_format: gptq_v2`` stores zeros as they are."""
     form = found.config.get("checkpoint_format") or "gptq"
-    if form not in ("gptq", "gptq_v2"):
+    if form not in ("gptq", "gptq_v2") or found.config.get("is_marlin_format"):
         raise GridError(f"checkpoint_format {form!r:.60} is not decoded")
     _find(found, by_columns=False, zero_offset=int(form == "gptq"))
 
@@ -36,13 +35,13 @@ def _find(found: Found, *, by_columns: bool, zero_offset: int) -> None:
         if not name.endswith(_WORDS):
             continue
         try:
-            parts = [words] + [sibling(found, name, _WORDS, e) for e in (".scales", ".qzeros")]
+            parts = [words] + [found.sibling(name, _WORDS, e) for e in (".scales", ".qzeros")]
             order = found.stored.get(name.removesuffix(_WORDS) + ".g_idx")
             parts += [order] if order is not None else []
             found.keep(_values(parts, bits, group, by_columns, zero_offset))
         except GridError as error:
             found.problems.append(str(error))
-    refuse_leftovers(found, (_WORDS, ".qzeros"))
+    found.refuse_leftovers((_WORDS, ".qzeros"))
 
 
 def _values(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from streamload.core.specs import numel
-from streamload.decoding.quantized.fp8 import refuse_leftovers, sibling
 from streamload.decoding.quantized.grids import GridError, scaled
 from streamload.decoding.quantized.records import Found
 
@@ -22,7 +21,7 @@ def find(found: Found) -> None:
         if not name.endswith(_BLOCKS):
             continue
         try:
-            scales = sibling(found, name, _BLOCKS, _SCALES)
+            scales = found.sibling(name, _BLOCKS, _SCALES)
             if spec.dtype != "U8" or len(spec.shape) < 3 or spec.shape[-1] != 16:
                 text = f"{name!r} is {spec.dtype} {list(spec.shape)}"
                 raise GridError(f"{text}, not U8 [..., groups, 16]")
@@ -37,4 +36,4 @@ def find(found: Found) -> None:
             values = replace(values, shape=(experts, columns, rows), strides=strides)
         assert numel(values.shape) == 2 * numel(spec.shape), "two numbers a byte"
         found.keep(values)
-    refuse_leftovers(found, (_BLOCKS, _SCALES))
+    found.refuse_leftovers((_BLOCKS, _SCALES))

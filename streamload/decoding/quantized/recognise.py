@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from streamload.core.specs import TensorSpec
@@ -36,12 +37,15 @@ def find_quantised(
         config: as in ``config.json``.
         read: see ``Found``.
     """
-    field = next((name for name in FIELDS if config and config.get(name)), None)
-    if field is None or config is None:
+    at = next(
+        ((holder, name) for holder in _holders(config) for name in FIELDS if holder.get(name)), None
+    )
+    if at is None:
         return None
-    settings = config[field] if isinstance(config[field], Mapping) else {}
+    holder, field = at
+    settings = holder[field] if isinstance(holder[field], Mapping) else {}
     method = str(settings.get("quant_method") or "")
-    found = Found(stored, settings, method, field, read)
+    found = Found({n: _row_major(s) for n, s in stored.items()}, settings, method, field, read)
     find = _METHODS.get(method)
     if find is None:
         found.is_known = False
@@ -55,3 +59,24 @@ def find_quantised(
         text = "no tensor is stored in that way; if all are plain numbers, take it out"
         found.problems.append(text)
     return found
+
+
+def _holders(config: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+    """The configuration, and that of the language model in one of several parts."""
+    if config:
+        yield config
+        if isinstance(text := config.get("text_config"), Mapping):
+            yield text
+
+
+def without_quantisation(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration as of plain weights."""
+    kept = {name: value for name, value in config.items() if name not in FIELDS}
+    if isinstance(text := kept.get("text_config"), Mapping):
+        kept["text_config"] = {name: text[name] for name in text if name not in FIELDS}
+    return kept
+
+
+def _row_major(spec: TensorSpec) -> TensorSpec:
+    """A tensor whose bytes are in another order is read as a whole, and put in order."""
+    return spec if spec.strides is None else replace(spec, extent=None, strides=None)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from streamload.core.specs import TensorSpec
 from streamload.core.wording import printable
+from streamload.decoding.quantized.grids import GridError
+
+_QUOTED = re.compile(r"'([^']*)'")
 
 
 @dataclass
@@ -48,6 +52,27 @@ class Found:
             return
         self.values[spec.name] = spec
         self.used.update(parts - {spec.name})
+
+    def sibling(self, name: str, ending: str, other: str) -> TensorSpec:
+        """The tensor whose name ends in ``other`` where ``name`` ends in ``ending``.
+
+        Raises:
+            GridError: there is none.
+        """
+        wanted = name.removesuffix(ending) + other
+        if wanted not in self.stored:
+            raise GridError(f"{name!r} needs {wanted!r}, which is not there")
+        return self.stored[wanted]
+
+    def refuse_leftovers(self, endings: tuple[str, ...]) -> None:
+        """Parts of a weight of which others are missing, and are not told yet."""
+        told = set(_QUOTED.findall(" ".join(self.problems)))
+        known = self.used | self.values.keys() | told
+        self.problems += [
+            f"{name!r} lacks what belongs to it"
+            for name in self.stored
+            if name.endswith(endings) and name not in known
+        ]
 
     def refusals(self) -> tuple[str, ...]:
         """The problems, the method first."""

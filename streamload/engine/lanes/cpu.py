@@ -89,6 +89,8 @@ class CpuWorker:
             self._carry_panel(chunk, stored, read, destinations)
         elif chunk.direct and destinations[chunk.parts[0].target].tensor.dtype == stored:
             self._carry_direct(chunk, read, destinations)
+        elif chunk.direct and read.at_once:
+            self._carry_decoded(chunk, stored, read, destinations)
         else:
             raw = self._raw.elements(chunk.stop - chunk.start, stored)
             read(chunk.start, chunk.stop, memory_at(raw, 0, raw.numel()))
@@ -111,6 +113,25 @@ class CpuWorker:
                 tensor, (count,), (1,), tensor.storage_offset() + part.target_offset
             )
             refuse_odd_bools(held)
+
+    def _carry_decoded(
+        self,
+        chunk: Chunk,
+        stored: torch.dtype,
+        read: Reader,
+        destinations: Sequence[Destination],
+    ) -> None:
+        """Decode a run in steps, and cast each while it is in the caches."""
+        (part,) = chunk.parts
+        start = chunk.start
+        while start < chunk.stop:
+            stop = min((start // read.at_once + 1) * read.at_once, chunk.stop)
+            raw = self._raw.elements(stop - start, stored)
+            read(start, stop, memory_at(raw, 0, raw.numel()))
+            offset = part.target_offset + start - chunk.start
+            step = Part(part.target, (stop - start,), (1,), 0, (1,), offset)
+            _copy_part(raw, step, destinations[part.target])
+            start = stop
 
     def _carry_panel(
         self,
@@ -144,7 +165,7 @@ class CpuWorker:
     ) -> torch.Tensor | None:
         """Read and cast a block into ``panel``; where values overflowed, if any did."""
         lost: torch.Tensor | None = None
-        step = max(self._chunk_bytes // stored.itemsize // read.quantum, 1) * read.quantum
+        step = read.at_once or max(self._chunk_bytes // stored.itemsize, 1)
         for start in range(chunk.start, chunk.stop, step):
             stop = min(start + step, chunk.stop)
             raw = self._raw.elements(stop - start, stored)

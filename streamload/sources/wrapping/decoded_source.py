@@ -9,7 +9,7 @@ from typing import Any
 
 from streamload.core.specs import TensorSpec
 from streamload.core.wording import listed, plural, printable
-from streamload.decoding.quantized.recognise import FIELDS, find_quantised
+from streamload.decoding.quantized.recognise import find_quantised, without_quantisation
 from streamload.decoding.quantized.records import Found, in_words, tail
 from streamload.sources.base import Source
 from streamload.sources.wrapping.wrapping_source import WrappingSource
@@ -38,9 +38,7 @@ class DecodedSource(WrappingSource):
 
     def config(self) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
         config, notices = self.inner.config()
-        if config is None:
-            return None, notices
-        return {name: value for name, value in config.items() if name not in FIELDS}, notices
+        return config and without_quantisation(config), notices
 
 
 def decoded(source: Source, kept: Iterable[str] = ()) -> Source:

@@ -23,6 +23,8 @@ class Reader:
         held: all elements as a flat tensor in memory order, if they are in host memory already;
             never to be written to.
         quantum: runs of elements are best read from and up to multiples of so many.
+        at_once: how many are best read at once and used at once, a multiple of the quantum: those
+            are still in the caches; 0 if that makes no difference.
     """
 
     def __init__(self, source: Source, spec: TensorSpec, scratch: Scratch | None = None) -> None:
@@ -32,6 +34,7 @@ class Reader:
         self._scratch = scratch
         self._parts: _Parts | None = None
         self.quantum = 1 if spec.encoding is None else spec.encoding.quantum
+        self.at_once = 0 if spec.encoding is None else values_at_once(spec.encoding)
         self.held = None if spec.encoding is not None else source.held(spec.name)
         if self.held is None and spec.encoding is None and spec.extent is None:
             self.held = source.tensor(spec.name).contiguous().view(-1)
@@ -64,7 +67,7 @@ class Reader:
         assert encoding is not None, "only these are decoded"
         if self._parts is None:
             self._parts = _Parts(self._source, self._spec, self._scratch or Scratch())
-        decode, step = decoder_of(encoding.kind), values_at_once(encoding)
+        decode, step = decoder_of(encoding.kind), self.at_once
         at = start
         while at < stop:
             end = min((at // step + 1) * step, stop)
