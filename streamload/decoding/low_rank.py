@@ -118,4 +118,6 @@ class LowRank(Encoding):
         rows = min(count // self.columns, self.rows)
         # Both factors as they are multiplied.
         inputs = self.inputs if self.has_whole_inputs else rows
-        return 8 * self.rank * (inputs + (self.columns if self.by_inputs else rows))
+        factors = 8 * self.rank * (inputs + (self.columns if self.by_inputs else rows))
+        # Where norms take a pass of their own, it works beside this one.
+        return factors + (factors + 16 * count if len(self.parts) > NORMS else 0)

@@ -87,6 +87,24 @@ def test_load_into(base, adapter, wanted, mode):
     assert off(filled.state_dict(), wanted) <= 2e-6
 
 
+def test_chosen_layers_of_a_base(base, adapter, wanted):
+    found = streamload.load_state_dict(base, adapter=adapter, layers=[1], mapping=lambda n: n)
+    inside = {name: value for name, value in wanted.items() if ".layers.1." in name}
+    assert off({name: found[name] for name in inside}, inside) <= 2e-6
+    assert not any(".layers.0." in name for name in found)
+    loaded = streamload.load(base, adapter=adapter, layers=[0, 2])
+    assert len(loaded.model.blocks) == 2  # type: ignore[arg-type]
+
+
+def test_a_prefix_of_a_base(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file({"language_model.model.q.weight": torch.zeros(6, 4)}, path)
+    adapter = hand_made(tmp_path / "a", pair("model.q", 6, 4))
+    found = streamload.load_state_dict(path, adapter=adapter, prefix="language_model")
+    exact = 2 * product(pair("model.q", 6, 4), "model.q")
+    assert float((found["model.q.weight"] - exact).abs().max()) < 2e-6
+
+
 def test_load_state_dict(base, adapter, wanted):
     found = streamload.load_state_dict(base, adapter=adapter, mapping=lambda name: name)
     assert off(found, wanted) <= 2e-6
@@ -112,6 +130,25 @@ def test_convert(base, adapter, wanted, names, tmp_path):
     if names == "published":
         assert off(load_file(tmp_path / "new" / "model.safetensors"), wanted) <= 2e-6
         assert not list((tmp_path / "new").glob("adapter*"))
+
+
+def test_conv1d_is_turned_after_it_was_merged(tmp_path):
+    base = write_base(tmp_path / "base", "gpt2")
+    options = {"target_modules": ["c_attn", "c_proj", "wte"], "use_dora": True}
+    adapter = write_adapter(tmp_path / "a", base, **options)
+    wanted = merged(base, adapter)
+    streamload.convert(base, tmp_path / "new", adapter=adapter)
+    found = load_file(tmp_path / "new" / "model.safetensors")
+    there = {f"transformer.{name.removeprefix('transformer.')}": t for name, t in found.items()}
+    assert off(there, {name: wanted[name] for name in there}) <= 2e-6
+    model = empty_base("gpt2").eval()
+    model.load_state_dict(wanted)
+    for loaded in (
+        streamload.load(base, adapter=adapter),
+        streamload.load(base, adapter=adapter, mode="stream", layout="stored", chunk_bytes=64),
+        streamload.load(tmp_path / "new"),
+    ):
+        torch.testing.assert_close(logits(loaded.model), logits(model), rtol=1e-5, atol=1e-5)
 
 
 def test_commands(base, adapter, other, wanted, tmp_path):
