@@ -52,10 +52,12 @@ def everything(folder: Path, only: list[str]) -> dict[str, Any]:
         found["export"] = run(_export(paths), 4, made)
         found["exported"] = {"0": _loaded_again(made, wholes)}
         again = {name: made / f"{name}-{how}" for name, how in EXPORTS}
-        found["export_again"] = run(_bits(again, wholes, ("tp",)), 2, folder / "again")
+        found["export_again"] = run(_bits(again, wholes, ("tp",)), 2, folder / "export_again")
     for name, scenario in faults(paths).items():
         if not only or name in only:
             found[name] = run(scenario, 3, folder / name, limit_s=30)
+    if "export_broken" in found:
+        found["export_broken_files"] = sorted(os.listdir(folder / "export_broken" / "out"))
     return found
 
 
@@ -265,6 +267,23 @@ def faults(paths: dict[str, Path]) -> dict[str, Callable[[int, int, Path], Any]]
         except streamload.StreamloadError:
             return load(rank, path)
         raise AssertionError("the first one holds")
+
+    def export_broken(rank: int, world: int, folder: Path) -> Any:
+        """The second rank cannot write midway: nobody's files are put in place."""
+        from streamload.saving import parts
+
+        model = shard(MODELS["llama"](), "fsdp", 3)
+        streamload.load_into(model, path)
+        to = folder / "out"
+        to.mkdir(exist_ok=True)
+        (to / "old.txt").write_text("old")
+        if rank == 1:
+
+            def full(*_: object) -> None:
+                raise OSError(28, "no space left")
+
+            parts._write_runs = full
+        return streamload.export(model, to).summary()
 
     def trains(rank: int, world: int, folder: Path) -> Any:
         """A fully sharded module computes what the whole one does, and takes a step."""
