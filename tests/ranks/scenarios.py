@@ -24,7 +24,7 @@ from streamload.engine.workers import WorkerPool
 from streamload.loading import budget
 from streamload.system.memory import AvailableMemory
 from tests.ranks.forked import prepare, run
-from tests.ranks.modules import MODELS, Bag, differences, reference, shard, write
+from tests.ranks.modules import MODELS, Bag, differences, hf, reference, shard, write
 
 DTYPES = ("float32", "bfloat16")
 LAYOUTS = {2: ("fsdp", "tp"), 4: ("fsdp", "tp", "fsdp+tp")}
@@ -53,12 +53,39 @@ def everything(folder: Path, only: list[str]) -> dict[str, Any]:
         found["exported"] = {"0": _loaded_again(made, wholes)}
         again = {name: made / f"{name}-{how}" for name, how in EXPORTS}
         found["export_again"] = run(_bits(again, wholes, ("tp",)), 2, folder / "export_again")
+    if not only or "distributed" in only:
+        found["distributed"] = run(_distributed(paths), 2, folder / "distributed")
     for name, scenario in faults(paths).items():
         if not only or name in only:
             found[name] = run(scenario, 3, folder / name, limit_s=30)
     if "export_broken" in found:
         found["export_broken_files"] = sorted(os.listdir(folder / "export_broken" / "out"))
     return found
+
+
+def _distributed(paths: dict[str, Path]) -> Any:
+    """transformers' own plans, against the whole model of that library."""
+
+    def scenario(rank: int, world: int, folder: Path) -> Any:
+        said = {}
+        ids = torch.arange(6).view(1, 6)
+        for name in ("hf-llama", "hf-qwen3-moe"):
+            whole = hf.AutoModelForCausalLM.from_pretrained(paths[name])
+            state = {n: t.detach() for n, t in whole.named_parameters()}
+            for config in ({"tp_size": 2}, {"fsdp_size": 2}):
+                loaded = streamload.load_transformers(
+                    paths[name], distributed_config=dict(config), timeout_s=60
+                )
+                gap = (loaded.model(ids).logits - whole(ids).logits).detach().abs().max()
+                said[f"{name} {config}"] = {
+                    "differences": differences(loaded.model, state),
+                    "sharded": sum(isinstance(p, DTensor) for p in loaded.model.parameters()),
+                    "gap": float(gap),
+                    "ranks": len(loaded.report.ranks),
+                }
+        return said
+
+    return scenario
 
 
 EXPORTS = (

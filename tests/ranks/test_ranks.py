@@ -168,3 +168,14 @@ def test_a_broken_export_leaves_what_was_there(found):
         assert found["export_broken"][rank]["type"] == "RankError"
         assert "rank 1" in found["export_broken"][rank]["error"]
     assert found["export_broken_files"] == ["old.txt"]
+
+
+@pytest.mark.parametrize("config", ["{'tp_size': 2}", "{'fsdp_size': 2}"])
+@pytest.mark.parametrize("model", ["hf-llama", "hf-qwen3-moe"])
+def test_transformers_own_layouts_are_loaded_and_compute(found, model, config):
+    for rank in "01":
+        one = found["distributed"][rank][f"{model} {config}"]
+        assert not one["differences"]
+        assert one["sharded"] > 0
+        assert one["ranks"] == 2
+        assert one["gap"] < 1e-5
