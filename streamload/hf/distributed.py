@@ -31,11 +31,25 @@ def distribute(model: Any, config: Any) -> str:
             raise PlanError(
                 "distributed_config: pp_size cuts a model by layers, which is not loaded here"
             )
+        _untie(model)  # as it is where the library does this
         kind.maybe_distribute_model(model, config, meshes)
-        model.tie_weights()  # each style makes parameters of its own
+        model.tie_weights()
     except PlanError:
         raise
     except Exception as error:  # whatever the library finds wrong with the plan or the ranks
         first = str(error).partition("\n")[0]
         raise PlanError(f"distributed_config: {type(error).__name__}: {first}") from error
     return "cpu" if device is None else str(device)
+
+
+def _untie(model: Any) -> None:
+    """Give every name a parameter of its own."""
+    from torch import empty_like, nn
+
+    seen: set[int] = set()
+    for module in model.modules():
+        for name, tensor in list(module._parameters.items()):
+            if tensor is not None and id(tensor) in seen:
+                module._parameters[name] = nn.Parameter(empty_like(tensor), tensor.requires_grad)
+            elif tensor is not None:
+                seen.add(id(tensor))

@@ -68,9 +68,9 @@ def load_transformers(
         cls: an Auto class or a model class; by default the one that ``architectures`` of
             ``config.json`` names.
         **options: see LoadOptions and TransformersOptions; ``dtype=None`` is the configuration's
-            dtype, or else that of the first stored tensor, as with ``from_pretrained``. ``key_mapping`` renames stored
-            names by regular expressions. With ``strict=False`` what is missing is initialised
-            as that library does it, and listed.
+            dtype, or else that of the first stored tensor, as with ``from_pretrained``.
+            ``key_mapping`` renames stored names by regular expressions. With ``strict=False`` what
+            is missing is initialised as that library does it, and listed.
 
     Returns:
         ``.model``, ``.report``, ``.config`` and ``.generation_config`` as dicts.

@@ -54,7 +54,8 @@ def everything(folder: Path, only: list[str]) -> dict[str, Any]:
         again = {name: made / f"{name}-{how}" for name, how in EXPORTS}
         found["export_again"] = run(_bits(again, wholes, ("tp",)), 2, folder / "export_again")
     if not only or "distributed" in only:
-        found["distributed"] = run(_distributed(paths), 2, folder / "distributed")
+        tied = {"hf-qwen3": write("hf-qwen3", folder / "hf-qwen3")}
+        found["distributed"] = run(_distributed(paths | tied), 2, folder / "distributed")
     for name, scenario in faults(paths).items():
         if not only or name in only:
             found[name] = run(scenario, 3, folder / name, limit_s=30)
@@ -69,7 +70,7 @@ def _distributed(paths: dict[str, Path]) -> Any:
     def scenario(rank: int, world: int, folder: Path) -> Any:
         said = {}
         ids = torch.arange(6).view(1, 6)
-        for name in ("hf-llama", "hf-qwen3-moe"):
+        for name in ("hf-llama", "hf-qwen3", "hf-qwen3-moe"):
             whole = hf.AutoModelForCausalLM.from_pretrained(paths[name])
             state = {n: t.detach() for n, t in whole.named_parameters()}
             for config in ({"tp_size": 2}, {"fsdp_size": 2}):
@@ -82,6 +83,7 @@ def _distributed(paths: dict[str, Path]) -> Any:
                     "sharded": sum(isinstance(p, DTensor) for p in loaded.model.parameters()),
                     "gap": float(gap),
                     "ranks": len(loaded.report.ranks),
+                    "names": len(list(loaded.model.named_parameters())) - len(state),
                 }
         return said
 

@@ -171,11 +171,12 @@ def test_a_broken_export_leaves_what_was_there(found):
 
 
 @pytest.mark.parametrize("config", ["{'tp_size': 2}", "{'fsdp_size': 2}"])
-@pytest.mark.parametrize("model", ["hf-llama", "hf-qwen3-moe"])
+@pytest.mark.parametrize("model", ["hf-llama", "hf-qwen3", "hf-qwen3-moe"])
 def test_transformers_own_layouts_are_loaded_and_compute(found, model, config):
     for rank in "01":
         one = found["distributed"][rank][f"{model} {config}"]
         assert not one["differences"]
         assert one["sharded"] > 0
         assert one["ranks"] == 2
+        assert one["names"] == 0, "ties are kept"
         assert one["gap"] < 1e-5
