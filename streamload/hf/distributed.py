@@ -31,7 +31,8 @@ def distribute(model: Any, config: Any) -> str:
             raise PlanError(
                 "distributed_config: pp_size cuts a model by layers, which is not loaded here"
             )
-        _untie(model)  # as it is where the library does this
+        if (config.tp_size or 1) > 1:
+            _untie(model)  # its styles take parameters one by one; FSDP keeps ties itself
         kind.maybe_distribute_model(model, config, meshes)
         model.tie_weights()
     except PlanError:
