@@ -31,8 +31,7 @@ def distribute(model: Any, config: Any) -> str:
             raise PlanError(
                 "distributed_config: pp_size cuts a model by layers, which is not loaded here"
             )
-        if (config.tp_size or 1) > 1:
-            _untie(model)  # its styles take parameters one by one; FSDP keeps ties itself
+        _untie(model)  # as it is where the library does this
         kind.maybe_distribute_model(model, config, meshes)
         model.tie_weights()
     except PlanError:

@@ -77,13 +77,14 @@ def _distributed(paths: dict[str, Path]) -> Any:
                 loaded = streamload.load_transformers(
                     paths[name], distributed_config=dict(config), timeout_s=60
                 )
+                names = len(list(loaded.model.named_parameters())) - len(state)
                 gap = (loaded.model(ids).logits - whole(ids).logits).detach().abs().max()
                 said[f"{name} {config}"] = {
                     "differences": differences(loaded.model, state),
                     "sharded": sum(isinstance(p, DTensor) for p in loaded.model.parameters()),
                     "gap": float(gap),
                     "ranks": len(loaded.report.ranks),
-                    "names": len(list(loaded.model.named_parameters())) - len(state),
+                    "names": names,
                 }
         return said
 
