@@ -225,20 +225,21 @@ class _Elsewhere:
     def __init__(self, path: str) -> None:
         self._path = path
         with translated(path):
-            self._number = os.open(path, os.O_RDWR)
+            self._file = open(path, "r+b", buffering=0)  # noqa: SIM115  # closed by ``close``
 
     def write(self, data: memoryview, offset: int) -> None:
         with translated(self._path):
+            self._file.seek(offset)
             done = 0
             while done < len(data):
-                done += os.pwrite(self._number, data[done:], offset + done)
+                done += self._file.write(data[done:])
 
     def sync(self) -> None:
         with translated(self._path):
-            os.fsync(self._number)
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        os.close(self._number)
+        self._file.close()
 
 
 def _narrowed(copy: StridedCopy, shape: Shape, shard: Shard) -> Iterator[StridedCopy]:
