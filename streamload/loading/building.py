@@ -20,7 +20,7 @@ from streamload.module.empty_weights import empty_weights
 from streamload.sources.base import Source
 from streamload.system.memory import available_memory
 
-# Has an empty model sharded, or changed otherwise.
+# Has an empty model sharded; may say which device its parts go to.
 Prepare: TypeAlias = Callable[[nn.Module], object]
 
 # What torch says where its allocators give up, which is no MemoryError.

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from typing_extensions import Unpack
 
 from streamload.adapters.opening import open_values
 from streamload.core.options import LoadOptions, Settings, settings_from
+from streamload.hf.distributed import distribute
 from streamload.hf.library import set_generation
 from streamload.hf.their_models import empty_model
 from streamload.loading.building import Prepare
@@ -31,9 +34,12 @@ class TransformersOptions(LoadOptions, total=False):
     Attributes:
         key_mapping: regular expressions of stored names → what they become, before the
             library's own renames; as ``from_pretrained`` takes it.
+        distributed_config: the library's DistributedConfig, or a dict of its fields: the model is
+            laid out over all ranks as that library does, and loaded by all of them together.
     """
 
     key_mapping: Mapping[str, str] | None
+    distributed_config: Any
 
 
 # What people pass to from_pretrained, and what to do here.
@@ -60,10 +66,10 @@ def load_transformers(
         path: see ``load``.
         cls: an Auto class or a model class; by default the one that ``architectures`` of
             ``config.json`` names.
-        **options: see LoadOptions; ``dtype=None`` is the configuration's dtype, or else that of
-            the first stored tensor, as with ``from_pretrained``. ``key_mapping`` renames stored
-            names by regular expressions. With ``strict=False`` what is missing is initialised
-            as that library does it, and listed.
+        **options: see LoadOptions and TransformersOptions; ``dtype=None`` is the configuration's
+            dtype, or else that of the first stored tensor, as with ``from_pretrained``.
+            ``key_mapping`` renames stored names by regular expressions. With ``strict=False`` what
+            is missing is initialised as that library does it, and listed.
 
     Returns:
         ``.model``, ``.report``, ``.config`` and ``.generation_config`` as dicts.
@@ -72,8 +78,11 @@ def load_transformers(
         MissingExtraError: transformers is not installed.
         As ``load``.
     """
-    settings, key_mapping = _settings(options)
-    return load_theirs_prepared(path, settings, cls, key_mapping)
+    values = dict(options)
+    wanted = values.pop("distributed_config", None)
+    settings, key_mapping = _settings(values)
+    prepare = None if wanted is None else partial(distribute, config=wanted)
+    return load_theirs_prepared(path, settings, cls, key_mapping, prepare)
 
 
 def load_theirs_prepared(
@@ -163,5 +172,7 @@ def build_theirs(
         )
     model = theirs.model
     if prepare is not None:
-        prepare(model)
+        device = prepare(model)
+        if isinstance(device, str) and settings.device == "cpu":
+            settings = replace(settings, device=device)
     return resolve(source, model, settings, file_config, notices=notices, theirs=theirs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,8 +60,13 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return _local(tensor).detach()
 
 
-def is_first_holder(tensor: torch.Tensor) -> bool:
-    """True on the one rank of those holding the same part of a DTensor that speaks for it."""
+def is_first_holder(tensor: torch.Tensor, ranks: Collection[int]) -> bool:
+    """True on the one rank of those holding the same part of a DTensor that speaks for it.
+
+    Args:
+        tensor: the DTensor.
+        ranks: all that hold the module, so that others may hold the tensor on a mesh of their own.
+    """
     from torch.distributed.tensor import Replicate
 
     placed: DTensor = tensor  # type: ignore[assignment]
@@ -69,7 +74,18 @@ def is_first_holder(tensor: torch.Tensor) -> bool:
     if coordinate is None:
         return False
     pairs = zip(coordinate, placed.placements, strict=True)
-    return all(at == 0 for at, placement in pairs if type(placement) is Replicate)
+    if any(at for at, placement in pairs if type(placement) is Replicate):
+        return False
+    root = placed.device_mesh._get_root_mesh()
+    own = placed.device_mesh.mesh_dim_names or ()
+    names, place = root.mesh_dim_names or (), root.get_coordinate()
+    if place is None or not own or not set(own) < set(names):
+        return True
+    for dim, (name, at) in enumerate(zip(names, place, strict=True)):
+        peer = (*place[:dim], 0, *place[dim + 1 :])
+        if name not in own and at and int(root.mesh[peer]) in ranks:
+            return False
+    return True
 
 
 def around(old: torch.Tensor, local: torch.Tensor) -> torch.Tensor:

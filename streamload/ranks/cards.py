@@ -53,7 +53,7 @@ def refuse_differences(cards: Mapping[int, Card]) -> None:
             paths = listed(dict.fromkeys(printable(cards[rank].path) for rank in odd), 2)
             raise RankError(
                 f"{in_words(odd)} {words} than {in_words(others)} ({paths} against "
-                f"{printable(cards[others[0]].path)}); the load ends on every rank",
+                f"{printable(cards[others[0]].path)}); every rank ends",
                 ranks=odd,
             )
 

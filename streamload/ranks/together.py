@@ -71,6 +71,11 @@ class Together:
             self._store.set(self._key("signs", self.rank), str(self._signs))
             self._raise_if_failed()
 
+    def raise_if_failed(self) -> None:
+        """Raise RankError if another rank failed meanwhile."""
+        with self._reached():
+            self._raise_if_failed()
+
     def share(self, step: str, found: dict[str, Any]) -> dict[int, dict[str, Any]]:
         """Give the others ``found``, and wait for theirs of the same step: by rank, own included.
 
@@ -108,9 +113,7 @@ class Together:
         if self._store.check([self._failed]):
             self._is_over = True
             told = json.loads(self._store.get(self._failed))
-            raise RankError(
-                f"{told['text']}; the load ends on every rank", ranks=tuple(told["ranks"])
-            )
+            raise RankError(f"{told['text']}; every rank ends", ranks=tuple(told["ranks"]))
 
     def _wait(self, step: str) -> None:
         """Return once all have come to a step."""
@@ -135,7 +138,7 @@ class Together:
                     f"{in_words(gone)} gave no sign for {self._timeout_s:g} s, waiting for {step!r}"
                 )
                 self._post(gone, text)
-                raise RankError(f"{text}; the load ends on every rank", ranks=tuple(gone))
+                raise RankError(f"{text}; every rank ends", ranks=tuple(gone))
             time.sleep(wait_s)
             wait_s = min(wait_s * 1.5, _LONGEST_WAIT_S, self._timeout_s / 8)
 

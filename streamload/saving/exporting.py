@@ -180,10 +180,19 @@ def _published_map(module: nn.Module, targets: Targets) -> NameMap | None:
     return None
 
 
+def _own_class(module: nn.Module) -> type:
+    """The class that a module was built of; FSDP puts one of its own in front."""
+    kind = type(module)
+    while kind.__bases__[0].__name__ == "FSDPModule" and len(kind.__bases__) == 2:
+        kind = kind.__bases__[1]
+    return kind
+
+
 def _config_dict(module: nn.Module) -> dict[str, Any]:
     """What ``config.json`` is to say: what the model was loaded from, or its own configuration."""
     to_dict = getattr(getattr(module, "config", None), "to_dict", None)
     own = to_dict() if callable(to_dict) else {}
     if is_model(module):
-        own["architectures"] = [type(module).__name__]
+        own["architectures"] = [_own_class(module).__name__]
+        own.pop("distributed_config", None)  # how it lies here is nothing of the weights
     return {**own, **getattr(module, "published_config", {})}

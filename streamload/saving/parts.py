@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections import Counter as CountOf
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from streamload.core.errors import PlanError
+from streamload.core.dtypes import BY_NAME
+from streamload.core.errors import PlanError, WriteError
 from streamload.core.findings import Finding
 from streamload.core.report import ExportReport
 from streamload.core.specs import Shape, StridedCopy, contiguous_strides, numel
@@ -63,6 +65,8 @@ class Parts:
         group: Together | None,
     ) -> None:
         self._group = group
+        self._ranks = () if group is None else group.ranks
+        self._plan = plan
         self._is_first = group is None or group.rank == group.ranks[0]
         self._held: dict[str, tuple[Shard, torch.Tensor] | None] = {}
         self._moves: list[_Move] = []
@@ -91,29 +95,43 @@ class Parts:
         """Write this rank's part into the files that the first rank has made."""
         assert self._group is not None, "one alone follows nobody"
         told = self._group.share("staged", {})[self._group.ranks[0]]
-        files = [_Elsewhere(path) for path in told["files"]]
+        files: list[_Elsewhere] = []
         try:
+            for path in told["files"]:
+                files.append(_Elsewhere(path))
             places = {name: (files[n], offset) for name, (n, offset) in told["places"].items()}
             found = self._write(places)
             for file in files:
                 file.sync()
+        except WriteError:
+            self._group.raise_if_failed()  # then the first rank took the files away
+            raise
         finally:
             for file in files:
                 file.close()
         return self._finish(*found)
 
-    def _finish(self, nbytes: int, lost: Mapping[str, int]) -> Execution:
-        found: dict[int, dict[str, Any]] = {0: {"nbytes": nbytes, "lost": dict(lost)}}
-        if self._group is not None:
-            found = self._group.share("written", found[0])
+    def _finish(self, counts: Sequence[int], lost: Mapping[str, int]) -> Execution:
+        """What all ranks wrote, once all have.
+
+        Raises:
+            PlanError: no rank holds some elements.
+        """
+        own: dict[str, Any] = {"counts": list(counts), "lost": dict(lost)}
+        found = [own] if self._group is None else self._group.share("written", own).values()
         run = Execution()
-        counts: dict[str, int] = {}
-        for one in found.values():
-            run.bytes_written += one["nbytes"]
-            for name, count in one["lost"].items():
-                counts[name] = counts.get(name, 0) + count
+        sums = [sum(column) for column in zip(*(one["counts"] for one in found), strict=True)]
+        for planned, count in zip(self._plan.tensors, sums, strict=True):
+            if count < numel(planned.shape):
+                raise PlanError(
+                    f"{planned.name!r}: ranks hold {count} of {numel(planned.shape)} elements"
+                )
+            run.bytes_written += count * BY_NAME[planned.dtype].itemsize
+        overflows = CountOf[str]()
+        for one in found:
+            overflows.update(one["lost"])
         text = ": {count} finite values overflow by the cast"
-        run.findings = [Finding(text, tensor=name, count=count) for name, count in counts.items()]
+        run.findings = [Finding(text, tensor=name, count=n) for name, n in overflows.items()]
         return run
 
     def _moves_of(self, planned: PlannedTensor, copy: StridedCopy) -> Iterator[_Move]:
@@ -137,29 +155,31 @@ class Parts:
         shard, why = held_part(tensor)
         if shard is None:
             raise PlanError(f"{name!r} is distributed in a way that cannot be exported: {why}")
-        return (shard, local_of(tensor)) if is_first_holder(tensor) else None
+        return (shard, local_of(tensor)) if is_first_holder(tensor, self._ranks) else None
 
     def _whole(self, name: str) -> torch.Tensor:
         held = self._source.held(name)
         return self._source.tensor(name).reshape(-1) if held is None else held
 
-    def _write(self, places: Mapping[str, tuple[_File, int]]) -> tuple[int, dict[str, int]]:
-        """Write all moves; bytes written, and overflows by name."""
-        nbytes = 0
-        lost: dict[str, int] = {}
+    def _write(self, places: Mapping[str, tuple[_File, int]]) -> tuple[list[int], CountOf[str]]:
+        """Write all moves; elements written of each tensor, and overflows by name."""
+        numbers = {planned.name: at for at, planned in enumerate(self._plan.tensors)}
+        counts = [0] * len(numbers)
+        lost = CountOf[str]()
         for planned, values, copy in self._moves:
             file, offset = places[planned.name]
             dtype = torch_dtype(planned.dtype)
             for block, strides, at in _blocks(values(), copy):
                 # On the host first, where a cast takes no memory of a device.
-                cast = block.cpu().to(dtype).contiguous()
-                if can_overflow(block.dtype, dtype) and (n := count_overflows(block.cpu(), cast)):
-                    lost[planned.name] = lost.get(planned.name, 0) + n
+                stored = block.cpu()
+                cast = stored.to(dtype).contiguous()
+                if can_overflow(stored.dtype, dtype):
+                    lost[planned.name] += count_overflows(stored, cast)
                 _write_runs(file, offset, cast, strides, at)
-                nbytes += cast.nbytes
+                counts[numbers[planned.name]] += cast.numel()
                 if self._group is not None:
                     self._group.sign()
-        return nbytes, lost
+        return counts, +lost
 
 
 def write_parts(
@@ -205,20 +225,21 @@ class _Elsewhere:
     def __init__(self, path: str) -> None:
         self._path = path
         with translated(path):
-            self._number = os.open(path, os.O_RDWR)
+            self._file = open(path, "r+b", buffering=0)  # noqa: SIM115  # closed by ``close``
 
     def write(self, data: memoryview, offset: int) -> None:
         with translated(self._path):
+            self._file.seek(offset)
             done = 0
             while done < len(data):
-                done += os.pwrite(self._number, data[done:], offset + done)
+                done += self._file.write(data[done:])
 
     def sync(self) -> None:
         with translated(self._path):
-            os.fsync(self._number)
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        os.close(self._number)
+        self._file.close()
 
 
 def _narrowed(copy: StridedCopy, shape: Shape, shard: Shard) -> Iterator[StridedCopy]:

@@ -24,7 +24,7 @@ from streamload.engine.workers import WorkerPool
 from streamload.loading import budget
 from streamload.system.memory import AvailableMemory
 from tests.ranks.forked import prepare, run
-from tests.ranks.modules import MODELS, Bag, differences, reference, shard, write
+from tests.ranks.modules import MODELS, Bag, differences, hf, reference, shard, write
 
 DTYPES = ("float32", "bfloat16")
 LAYOUTS = {2: ("fsdp", "tp"), 4: ("fsdp", "tp", "fsdp+tp")}
@@ -52,11 +52,43 @@ def everything(folder: Path, only: list[str]) -> dict[str, Any]:
         found["export"] = run(_export(paths), 4, made)
         found["exported"] = {"0": _loaded_again(made, wholes)}
         again = {name: made / f"{name}-{how}" for name, how in EXPORTS}
-        found["export_again"] = run(_bits(again, wholes, ("tp",)), 2, folder / "again")
+        found["export_again"] = run(_bits(again, wholes, ("tp",)), 2, folder / "export_again")
+    if not only or "distributed" in only:
+        tied = {"hf-qwen3": write("hf-qwen3", folder / "hf-qwen3")}
+        found["distributed"] = run(_distributed(paths | tied), 2, folder / "distributed")
     for name, scenario in faults(paths).items():
         if not only or name in only:
             found[name] = run(scenario, 3, folder / name, limit_s=30)
+    if "export_broken" in found:
+        found["export_broken_files"] = sorted(os.listdir(folder / "export_broken" / "out"))
     return found
+
+
+def _distributed(paths: dict[str, Path]) -> Any:
+    """transformers' own plans, against the whole model of that library."""
+
+    def scenario(rank: int, world: int, folder: Path) -> Any:
+        said = {}
+        ids = torch.arange(6).view(1, 6)
+        for name in ("hf-llama", "hf-qwen3", "hf-qwen3-moe"):
+            whole = hf.AutoModelForCausalLM.from_pretrained(paths[name])
+            state = {n: t.detach() for n, t in whole.named_parameters()}
+            for config in ({"tp_size": 2}, {"fsdp_size": 2}):
+                loaded = streamload.load_transformers(
+                    paths[name], distributed_config=dict(config), timeout_s=60
+                )
+                names = len(list(loaded.model.named_parameters())) - len(state)
+                gap = (loaded.model(ids).logits - whole(ids).logits).detach().abs().max()
+                said[f"{name} {config}"] = {
+                    "differences": differences(loaded.model, state),
+                    "sharded": sum(isinstance(p, DTensor) for p in loaded.model.parameters()),
+                    "gap": float(gap),
+                    "ranks": len(loaded.report.ranks),
+                    "names": names,
+                }
+        return said
+
+    return scenario
 
 
 EXPORTS = (
@@ -265,6 +297,23 @@ def faults(paths: dict[str, Path]) -> dict[str, Callable[[int, int, Path], Any]]
         except streamload.StreamloadError:
             return load(rank, path)
         raise AssertionError("the first one holds")
+
+    def export_broken(rank: int, world: int, folder: Path) -> Any:
+        """The second rank cannot write midway: nobody's files are put in place."""
+        from streamload.saving import parts
+
+        model = shard(MODELS["llama"](), "fsdp", 3)
+        streamload.load_into(model, path)
+        to = folder / "out"
+        to.mkdir(exist_ok=True)
+        (to / "old.txt").write_text("old")
+        if rank == 1:
+
+            def full(*_: object) -> None:
+                raise OSError(28, "no space left")
+
+            parts._write_runs = full
+        return streamload.export(model, to).summary()
 
     def trains(rank: int, world: int, folder: Path) -> Any:
         """A fully sharded module computes what the whole one does, and takes a step."""

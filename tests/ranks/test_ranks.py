@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks.scenarios import DTYPES, LAYOUTS, TIMEOUT_S
+from tests.ranks.scenarios import DTYPES, EXPORTS, LAYOUTS, TIMEOUT_S
 
 pytest.importorskip("torch.distributed")
 ROOT = Path(__file__).parents[2]
@@ -141,3 +141,42 @@ def test_the_report_has_every_rank_and_all_of_them(found):
             "3 ranks",
         ]
     assert texts[0][-4:] == texts[1][-4:] == texts[2][-4:]
+
+
+@pytest.mark.parametrize(("model", "how"), EXPORTS)
+def test_an_export_of_four_ranks_is_bit_equal_loaded_by_one_and_by_two(found, model, how):
+    assert found["exported"]["0"][f"{model} {how}"] == []
+    for rank in "0123":
+        (files, nbytes), *more = [e[2:] for e in found["export"][rank] if e[:2] == [model, how]]
+        assert not more
+        assert (files, nbytes) == tuple(found["export"]["0"][EXPORTS.index((model, how))][2:])
+        assert files > 1 or model == "bag"
+    for rank in "01":
+        results = found["export_again"][rank]
+        assert all(not r["differences"] for r in results if r["model"] == model)
+
+
+def test_an_export_is_cast_and_writes_every_element_once(found):
+    assert found["exported"]["0"]["cast"] == []
+    written = {(name, how): nbytes for name, how, _, nbytes in found["export"]["0"]}
+    assert written["gpt2", "fsdp"] == written["gpt2", "fsdp+tp"]
+    assert written["hf-qwen3-moe", "tp"] == written["hf-qwen3-moe", "fsdp+tp"]
+
+
+def test_a_broken_export_leaves_what_was_there(found):
+    for rank in "02":
+        assert found["export_broken"][rank]["type"] == "RankError"
+        assert "rank 1" in found["export_broken"][rank]["error"]
+    assert found["export_broken_files"] == ["old.txt"]
+
+
+@pytest.mark.parametrize("config", ["{'tp_size': 2}", "{'fsdp_size': 2}"])
+@pytest.mark.parametrize("model", ["hf-llama", "hf-qwen3", "hf-qwen3-moe"])
+def test_transformers_own_layouts_are_loaded_and_compute(found, model, config):
+    for rank in "01":
+        one = found["distributed"][rank][f"{model} {config}"]
+        assert not one["differences"]
+        assert one["sharded"] > 0
+        assert one["ranks"] == 2
+        assert one["names"] == 0, "ties are kept"
+        assert one["gap"] < 1e-5
