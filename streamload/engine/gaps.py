@@ -50,7 +50,7 @@ class RowReader(Reader):
         self._rows = rows
         self._size = itemsize
         self.held = None
-        self.quantum = 1
+        self.quantum, self.at_once = 1, 0
 
     def __call__(self, start: int, stop: int, buffer: memoryview, /) -> None:
         """Fill ``buffer``, which is the caller's throughout, with the elements [start, stop)."""
