@@ -135,7 +135,8 @@ def _leaf(name: str) -> str:
 
 def exact_notices(stored: Mapping[str, TensorSpec]) -> Iterable[str]:
     """What became of quantised tensors where nobody asked for a dtype."""
-    counts = Counter((s.stored_dtype, s.made_dtype) for s in stored.values() if s.encoding)
+    exact = (s for s in stored.values() if s.encoding is not None and not s.encoding.made_dtype)
+    counts = Counter((s.stored_dtype, s.dtype) for s in exact)
     for (old, new), count in counts.items():
         if old != new:
             what = f"{wording.plural(count, 'tensor')} of {old}"

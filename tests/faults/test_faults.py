@@ -282,9 +282,9 @@ def test_the_command_line_ends_with_130(tmp_path):
         import os, signal, sys
         from streamload.sources import detect
         inner = detect.open_checkpoint
-        def interrupted(path):
+        def interrupted(path, **reach):
             os.kill(os.getpid(), signal.SIGINT)
-            return inner(path)
+            return inner(path, **reach)
         detect.open_checkpoint = interrupted
         sys.argv = ["streamload", "inspect", sys.argv[1]]
         from streamload.cli import main

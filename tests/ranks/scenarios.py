@@ -19,8 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial
 
 import streamload
-from streamload.engine import gaps
-from streamload.engine.workers import WorkerPool
+from streamload.engine import gaps, workers
 from streamload.loading import budget
 from streamload.system.memory import AvailableMemory
 from tests.ranks.forked import prepare, run
@@ -229,7 +228,7 @@ def faults(paths: dict[str, Path]) -> dict[str, Callable[[int, int, Path], Any]]
 
     def slow(rank: int, world: int, folder: Path) -> Any:
         """Slower than the timeout, but at work."""
-        carry = WorkerPool._carry
+        carry = workers.send
 
         def slowly(*arguments: Any) -> None:
             time.sleep(0.15)
@@ -237,7 +236,7 @@ def faults(paths: dict[str, Path]) -> dict[str, Callable[[int, int, Path], Any]]
 
         with pytest.MonkeyPatch.context() as patch:
             if rank == 1:
-                patch.setattr(WorkerPool, "_carry", slowly)
+                patch.setattr(workers, "send", slowly)
             return load(rank, path, workers=1, chunk_bytes=4096, timeout_s=1.0)
 
     def out_of_memory(rank: int, world: int, folder: Path) -> Any:
