@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from streamload.sources.in_memory import MemorySource as MemorySource
 # isort: on
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 # Module → the public names defined in it. Imported on first use, so that listing a checkpoint
 # (``open_checkpoint``, ``streamload inspect``) imports neither torch nor numpy.
