@@ -17,6 +17,7 @@ from streamload.core.wording import listed, plural, printable
 from streamload.sources.base import Source
 from streamload.sources.detect import open_checkpoint
 from streamload.sources.hub import folder_of, is_hub_name
+from streamload.sources.remote.urls import is_url
 from streamload.sources.small_files import read_object
 from streamload.sources.wrapping.wrapping_source import WrappingSource
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 _FILES = ("adapter_model.safetensors", "adapter_model.bin")
-_CONFIG = "adapter_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
 
 
 @contextmanager
@@ -49,15 +50,19 @@ def with_adapters(source: Source, adapters: Sequence[str]) -> Iterator[Source]:
 
 def _open(path: str) -> tuple[Source, AdapterSettings]:
     """An adapter's tensors and its settings."""
+    if is_url(path):
+        raise CheckpointNotFoundError(
+            "adapters are read on this machine only: copy its folder here first", path=path
+        )
     if not (is_hub_name(path) or os.path.exists(path)):
         raise CheckpointNotFoundError("no such folder or file", path=path)
     folder = folder_of(path)
-    config = os.path.join(folder, _CONFIG)
+    config = os.path.join(folder, ADAPTER_CONFIG)
     try:
         settings = settings_from_config(read_object(config), config)
     except CheckpointNotFoundError as error:
         raise CheckpointNotFoundError(
-            f"no adapter: there is no {_CONFIG} in {printable(folder)}", path=path
+            f"no adapter: there is no {ADAPTER_CONFIG} in {printable(folder)}", path=path
         ) from error
     if os.path.isfile(path):
         return open_checkpoint(path), settings
@@ -74,7 +79,14 @@ def _worked_out(path: str, source: Source, adapter: Source, settings: AdapterSet
         config = None  # which whoever needs it says
     merge = work_out(printable(path), settings, adapter.catalog, source.catalog, config or {})
     if merge.problems and all("for no tensor of the base" in text for text in merge.problems):
-        merge.problems.insert(0, f"is for another base than {printable(source.path)}")
+        is_local = any(os.path.basename(file) == "local.safetensors" for file in source.files)
+        text = (
+            "has streamload's local names, which no adapter knows: streamload convert (--names "
+            "published) gives it the published ones"
+            if is_local
+            else "is another base than that of this adapter"
+        )
+        merge.problems.insert(0, f"{printable(source.path)} {text}")
     refuse(merge.problems, path=adapter.path)
     if not merge.made:
         raise CheckpointError("holds no tensors: nothing would be merged", path=adapter.path)

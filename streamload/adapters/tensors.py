@@ -50,12 +50,14 @@ class AdapterTensors:
         wholes: the base model's tensor → the one that takes its place.
         rows: an embedding → the one that holds its trained rows.
         twice: names that say the same as another.
+        foreign: names that PEFT would not look at.
     """
 
     adapted: dict[tuple[str, int], Adapted] = field(default_factory=dict)
     wholes: dict[str, str] = field(default_factory=dict)
     rows: dict[str, str] = field(default_factory=dict)
     twice: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
 
 
 def sort_tensors(names: Iterable[str]) -> AdapterTensors:
@@ -73,8 +75,10 @@ def sort_tensors(names: Iterable[str]) -> AdapterTensors:
             _keep(found, found.rows, match["module"], name)
         elif match := _SAVED.fullmatch(bare) or _WRAPPED.fullmatch(bare):
             _keep(found, found.wholes, f"{match['module']}.{match['leaf']}", name)
-        else:
+        elif bare != name:
             _keep(found, found.wholes, bare, name)
+        else:
+            found.foreign.append(name)
     return found
 
 

@@ -43,6 +43,7 @@ def work_out(
     rename = Renaming(_wanted(settings, tensors), base)
     merge = Merge(label, settings, stored, base, config, rename)
     merge.problems += [f"{name!r} says the same as another tensor" for name in tensors.twice]
+    merge.problems += [f"{name!r} is no tensor of an adapter" for name in tensors.foreign]
     for name, own in tensors.wholes.items():
         _replace_whole(merge, name, own)
     for module, own in tensors.rows.items():

@@ -93,7 +93,7 @@ def shard_option(ranks: bool = False) -> Callable[[F], F]:
         if ranks:
             function = click.option(
                 "--ranks",
-                type=click.IntRange(min=1),
+                type=click.IntRange(1, 1024),
                 help="How many ranks --shard is planned for; none of them is needed.",
             )(function)
         text = "Cut the model over ranks: fsdp by rows; tp is tensor parallelism."

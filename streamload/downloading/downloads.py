@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from streamload.core.errors import CheckpointError, DownloadError, MissingExtraError
-from streamload.core.wording import format_bytes, printable
+from streamload.core.wording import format_bytes, printable, without_secrets
 from streamload.downloading.fetching import Fetched, Progress, fetch
 from streamload.downloading.picking import pick_files
 from streamload.sources.hub import HUB_NAME
@@ -113,7 +113,8 @@ def download(
             raise ValueError(f"base_url and layers are for {_NEOX} only")
         report = _from_hub(what, match["repo"], match["revision"], given, progress)
     else:
-        raise ValueError(f"cannot download {what!r}: expected hf:ORG/NAME[@REVISION] or {_NEOX}")
+        shown = without_secrets(what)
+        raise ValueError(f"cannot download {shown!r}: expected hf:ORG/NAME[@REVISION] or {_NEOX}")
     return replace(report, elapsed_s=time.perf_counter() - start_s)
 
 

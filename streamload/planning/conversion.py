@@ -67,7 +67,11 @@ def plan_conversion(
         said = f"the weights are quantised: config.json has {quantised}"
         plan = build_plan(catalog, None, None, options, source=source)
         if options.dtype is not None or names == "local":
-            reason = "casts and local names are for plain numbers; leave both out for a copy"
+            reason = "casts and local names are for plain numbers: leave both out for a copy"
+            if options.dtype is None:
+                reason = (
+                    "local names are for plain numbers: a dtype (--dtype bfloat16) decodes them"
+                )
             return Conversion(plan.refused(f"{said}; {reason}"), "stored", config)
         kept = "names, layout and values are kept as stored"
         return Conversion(plan.noticed(f"{said}; {kept}"), "stored", config)

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from streamload.adapters.merged_source import ADAPTER_CONFIG
 from streamload.adapters.opening import open_values
-from streamload.core.errors import CheckpointError
+from streamload.core.errors import CheckpointError, PlanError
 from streamload.core.options import bound_of_shards, settings_from
 from streamload.core.report import ExportReport, LoadedTensor
 from streamload.core.specs import Catalog
@@ -86,6 +87,8 @@ def convert(
     target = os.fsdecode(path)
     from streamload.hf.their_exports import plan_their_conversion  # brings torch
 
+    if options.adapter:
+        _refuse_beside_adapter(target)
     wanted = replace(options, prefix=prefix)
     with open_values(source, wanted, keeps_encoded=True) as opened, PeakSampler() as sampler:
         catalog = _under(opened, prefix)
@@ -117,6 +120,16 @@ def convert(
         elapsed_s=time.perf_counter() - start_s,
         memory=peak_memory(sampler),
     )
+
+
+def _refuse_beside_adapter(path: str) -> None:
+    """Merged weights beside an adapter: it could be written over, and would be applied again."""
+    folder = os.path.dirname(path) or os.curdir if _is_file(path) else path
+    if os.path.lexists(os.path.join(folder, ADAPTER_CONFIG)):
+        raise PlanError(
+            f"{printable(path)}: the folder holds {ADAPTER_CONFIG}: that adapter could be written "
+            "over, and other programs would apply it again to the merged weights; name another one"
+        )
 
 
 def _under(source: Source, prefix: str | None) -> Catalog:

@@ -127,6 +127,8 @@ def _open_path(real: str, given: str, layers: frozenset[int] | None, prefix: str
         if real.lower().endswith(".index.json"):
             return _open_indexed(real, given, prefix)
         if is_url(real):
+            if real.endswith((DISTCP_METADATA, DISTCP_ENDING)):
+                raise _only_here(given)
             return _open_files([real], given, prefix)
         inside = os.path.dirname(real) or os.curdir
         is_metadata = os.path.basename(real) == DISTCP_METADATA and os.path.isfile(real)
@@ -160,6 +162,8 @@ def _open_folder(
     files = [name for name in names if is_url(folder) or not os.path.isdir(join(folder, name))]
     for endings in ((".safetensors",), TORCH_ENDINGS, (".ckpt",), (".gguf",)):
         if endings == TORCH_ENDINGS and is_distcp(folder):  # a .pt beside it holds no weights
+            if is_url(folder):
+                raise _only_here(given)
             return open_distcp(folder, given=given, prefix=prefix)
         with naming(folder):
             chosen = choose_files(files, endings)
@@ -186,6 +190,13 @@ def _open_folder(
     seen = f"it holds {', '.join(map(printable, names[:6]))}" if names else none
     raise CheckpointNotFoundError(
         f"{lead}no checkpoint in this folder: looked for {_LOOKED_FOR}; {seen}", path=given
+    )
+
+
+def _only_here(given: str) -> CheckpointError:
+    return CheckpointError(
+        "folders of torch.distributed.checkpoint are read on this machine only: copy it here first",
+        path=given,
     )
 
 

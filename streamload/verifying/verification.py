@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from streamload.core.options import Reach, seconds, settings_from
 from streamload.core.wording import without_secrets
 from streamload.sources.detect import open_layers
+from streamload.sources.wrapping.decoded_source import decoded
 from streamload.verifying.checking import check
 from streamload.verifying.comparing import compare_checkpoints
 from streamload.verifying.verify_report import VerifyReport
@@ -64,7 +65,10 @@ def verify(
             report = check(here, settings, progress=progress)
         else:
             with open_layers(against, None, reach=reach) as there:
-                report = compare_checkpoints(here, there, settings, progress=progress)
+                one, two = decoded(here), decoded(there)
+                if dtype is None and one is not here and two is not there:
+                    one, two = here, there  # both are quantised: every stored bit counts
+                report = compare_checkpoints(one, two, settings, progress=progress)
             report = replace(report, against=without_secrets(os.fsdecode(against)))
     shown = without_secrets(os.fsdecode(path))
     return replace(report, path=shown, elapsed_s=time.perf_counter() - start_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 from peft.utils.other import get_pattern_key
+from safetensors.torch import save_file
 
 import streamload
 from streamload.adapters.settings import AdapterSettings, settings_from_config
 from streamload.cli import main
+from streamload.core.errors import CheckpointError, PlanError
 from tests.adapters.judge import hand_made, pair
 from tests.support.tiny import bag, refused, write
 
@@ -249,3 +252,32 @@ def test_patterns_are_as_peft_has_them():
     )
     theirs = {name: ranks.get(get_pattern_key(ranks, name), 2) for name in names}
     assert theirs == names
+
+
+def test_a_name_that_peft_would_not_look_at_is_refused(tmp_path):
+    base, adapter = tmp_path / "base.safetensors", tmp_path / "lora"
+    save_file({"a.weight": torch.ones(4, 3)}, base)
+    adapter.mkdir()
+    save_file({"a.weight": torch.zeros(4, 3)}, adapter / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["a"]}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"'a\.weight' is no tensor of an adapter"):
+        streamload.load_state_dict(base, adapter=adapter)
+
+
+@pytest.mark.parametrize(
+    "target", ["lora", "lora/adapter_model.safetensors", "lora/new.safetensors"]
+)
+def test_nothing_is_merged_into_the_folder_of_an_adapter(tmp_path, target):
+    base, adapter = tmp_path / "base.safetensors", tmp_path / "lora"
+    save_file({"a.weight": torch.ones(4, 3)}, base)
+    adapter.mkdir()
+    parts = {"lora_A": torch.ones(2, 3), "lora_B": torch.ones(4, 2)}
+    named = {f"base_model.model.a.{part}.weight": tensor for part, tensor in parts.items()}
+    save_file(named, adapter / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["a"]}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    before = {path.name: path.read_bytes() for path in adapter.iterdir()}
+    with pytest.raises(PlanError, match="would apply it again"):
+        streamload.convert(base, tmp_path / target, adapter=adapter)
+    assert {path.name: path.read_bytes() for path in adapter.iterdir()} == before

@@ -171,16 +171,25 @@ def _read_prompt(
 
 def _tokenizer(path: str, reach: Reach) -> Tokenizer:
     """The one inside the checkpoint's files, else the one beside them."""
+    from streamload.core.errors import CheckpointNotFoundError
     from streamload.generation.tokenizer import TOKENIZER_FILE, load_tokenizer, made_tokenizer
     from streamload.sources.detect import may_hold_companions, open_layers
     from streamload.sources.remote.side_files import folder_here
 
+    holds_others = False
     if may_hold_companions(path):
         with open_layers(path, None, reach=reach) as source:
             if TOKENIZER_FILE in source.companions:
                 return made_tokenizer(source.companion(TOKENIZER_FILE), source.path)
-    with folder_here(path, reach) as folder:
-        return load_tokenizer(folder)
+            holds_others = bool(source.companions)
+    try:
+        with folder_here(path, reach) as folder:
+            return load_tokenizer(folder)
+    except CheckpointNotFoundError:
+        if not holds_others:
+            raise
+        text = "no tokenizer in its metadata, nor beside it: give token ids (--tokens 1,2,3)"
+        raise CheckpointNotFoundError(text, path=path) from None
 
 
 def _drawing(sampling: Mapping[str, Any], left: Sequence[str]) -> Iterator[str]:

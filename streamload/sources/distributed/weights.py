@@ -59,7 +59,7 @@ def choose_weights(state: SavedState, prefix: str | None, *, file_bytes: int) ->
         notices.append(f"extra states that were taken apart are left out: {listed(apart, _SHOWN)}")
     nests = sorted({saved.removesuffix(name) for name, saved in tensors.items()} - {""})
     if nests:
-        notices.append(f"names are those under {listed(map(repr, nests), 3)}")
+        notices.append(f"the leading {listed(map(repr, nests), 3)} of all names is taken off")
     return Weights(tensors, objects, tuple(notices))
 
 

@@ -47,7 +47,7 @@ def open_rank_shards(paths: Sequence[str], *, given: str) -> AssembledSource:
         headers = read_each(paths, lambda file: (file, read_header(file)), opened, given=given)
         tensors = _tensors(headers)
         notice = (
-            f"{plural(len(ranks), 'rank')} wrote their own pieces, and no file says how large the "
+            f"pieces of {plural(len(ranks), 'rank')}, and no file says how large the "
             "tensors are: what a rank beyond these may have written is not missed"
         )
         source = AssembledSource(given, [file for file, _ in headers], tensors, (notice,))

@@ -6,6 +6,7 @@ Credentials, region and endpoint are found as that library finds them: in the en
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from datetime import timedelta
@@ -144,7 +145,19 @@ class BucketTransport(Transport):
             return RefusedError("the answer lacks what servers of this kind always send")
         if "timed out" in text or "TimedOut" in text:
             return BrokenError("nothing came from the server")
+        if _is_plain_http(self._scheme):
+            variable = _VARIABLES[self._scheme].replace("*", "ALLOW_HTTP")
+            return RefusedError(f"the endpoint is http: set {variable}=true if that is meant")
         return BrokenError("the connection broke")
+
+
+def _is_plain_http(scheme: str) -> bool:
+    """True if the environment names an endpoint of ``http://`` and does not allow it."""
+    start = _VARIABLES[scheme].rstrip("*")
+    settings = {name.upper(): value.lower() for name, value in os.environ.items()}
+    endpoints = (v for n, v in settings.items() if n.startswith(start) and "ENDPOINT" in n)
+    is_allowed = settings.get(f"{start}ALLOW_HTTP", "") in ("1", "true", "yes", "on")
+    return not is_allowed and any(value.startswith("http://") for value in endpoints)
 
 
 def _in_ms(seconds: float) -> str:

@@ -132,7 +132,7 @@ def test_the_optimizer_is_never_read(judged, tmp_path):
     ("state", "prefix", "names", "words"),
     [
         ({"a.w": 1, "b": 2}, None, ["a.w", "b"], ""),
-        ({"model": {"a.w": 1}, "optimizer": {"a.w": 2}}, None, ["a.w"], "under 'model.'"),
+        ({"model": {"a.w": 1}, "optimizer": {"a.w": 2}}, None, ["a.w"], "leading 'model.'"),
         ({"model": {"a.w": 1}, "optimizer": {"a.w": 2}}, "model", ["a.w"], "'optimizer'"),
         ({"model": {"a.w": 1}, "optimizer": {"a.w": 2}}, "optimizer", ["a.w"], "'model'"),
         ({"state_dict": {"a.w": 1}, "epoch": 3}, None, ["a.w"], "'epoch'"),
