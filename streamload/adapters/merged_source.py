@@ -15,6 +15,7 @@ from streamload.core.errors import CheckpointError, CheckpointNotFoundError, ref
 from streamload.core.specs import Catalog, Extent, TensorSpec
 from streamload.core.wording import listed, plural, printable
 from streamload.sources.base import Source
+from streamload.sources.config.beside import ADAPTER_CONFIG
 from streamload.sources.detect import open_checkpoint
 from streamload.sources.hub import folder_of, is_hub_name
 from streamload.sources.remote.urls import is_url
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     import torch
 
 _FILES = ("adapter_model.safetensors", "adapter_model.bin")
-ADAPTER_CONFIG = "adapter_config.json"
 
 
 @contextmanager

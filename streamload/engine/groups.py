@@ -19,6 +19,7 @@ from streamload.core.options import Progress
 from streamload.engine.jobs import Job, jobs_of
 from streamload.engine.joining import joined
 from streamload.engine.lanes.base import NO_MEMORY, Destination
+from streamload.planning.needed_memory import on_host
 from streamload.planning.records import Plan, PlannedTensor
 
 # One is handed on while the next is filled.
@@ -168,7 +169,7 @@ class GroupFeed:
         for part in job.chunks[0].parts[1:]:
             if self.destinations[part.target].device != device:
                 return None
-        return None if device == "cpu" else device
+        return None if on_host(device) else device
 
     def admit(self, job: Job) -> bool:
         """Wait until the job's group has memory; False if there is no point any more."""

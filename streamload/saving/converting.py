@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from streamload.adapters.merged_source import ADAPTER_CONFIG
 from streamload.adapters.opening import open_values
 from streamload.core.errors import CheckpointError, PlanError
 from streamload.core.options import bound_of_shards, settings_from
@@ -26,6 +25,7 @@ from streamload.saving.checkpoint import peak_memory, write_checkpoint
 from streamload.saving.extras import companions, config_text, left_behind
 from streamload.saving.file_layout import only_writable
 from streamload.sources.base import Source
+from streamload.sources.config.beside import ADAPTER_CONFIG
 from streamload.sources.hub import folder_of
 from streamload.system.peaks import PeakSampler
 

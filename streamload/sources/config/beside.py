@@ -13,6 +13,8 @@ from streamload.sources.hub import folder_of
 from streamload.sources.remote.urls import is_url, join
 from streamload.sources.small_files import read_object
 
+ADAPTER_CONFIG = "adapter_config.json"
+
 
 def config_beside(
     path: str, stored: Mapping[str, TensorSpec]
@@ -47,7 +49,7 @@ def params_beside(path: str) -> dict[str, Any] | None:
 
 def adapter_beside(path: str) -> dict[str, Any] | None:
     """``adapter_config.json`` beside the checkpoint at ``path``; {} if it cannot be read."""
-    beside = join(folder_of(path), "adapter_config.json")
+    beside = join(folder_of(path), ADAPTER_CONFIG)
     if not is_url(beside) and not os.path.isfile(beside):
         return None
     try:

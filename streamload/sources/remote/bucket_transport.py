@@ -139,16 +139,18 @@ class BucketTransport(Transport):
         if "UnexpectedRange" in text:
             return RefusedError("the server sends another range than it was asked for")
         if "scheme is not allowed" in text or "BadScheme" in text:
-            variable = _VARIABLES[self._scheme].replace("*", "ALLOW_HTTP")
-            return RefusedError(f"the endpoint is http: set {variable}=true if that is meant")
+            return self._plain_http()
         if "missing from response" in text:
             return RefusedError("the answer lacks what servers of this kind always send")
         if "timed out" in text or "TimedOut" in text:
             return BrokenError("nothing came from the server")
         if _is_plain_http(self._scheme):
-            variable = _VARIABLES[self._scheme].replace("*", "ALLOW_HTTP")
-            return RefusedError(f"the endpoint is http: set {variable}=true if that is meant")
+            return self._plain_http()
         return BrokenError("the connection broke")
+
+    def _plain_http(self) -> RefusedError:
+        variable = _VARIABLES[self._scheme].replace("*", "ALLOW_HTTP")
+        return RefusedError(f"the endpoint is http: set {variable}=true if that is meant")
 
 
 def _is_plain_http(scheme: str) -> bool:
