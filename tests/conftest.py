@@ -8,7 +8,8 @@ import pytest
 import tqdm
 from hypothesis import settings
 
-settings.register_profile("here", deadline=None, print_blob=True)
+# What is drawn is the same in every run, so that a run says something about the change it judges.
+settings.register_profile("here", deadline=None, print_blob=True, derandomize=True)
 settings.load_profile("here")
 # transformers' progress bars start a thread that watches them; tests count threads.
 tqdm.tqdm.monitor_interval = 0
@@ -29,6 +30,12 @@ class NoTorch:
 
 if importlib.util.find_spec("torch") is None:
     sys.meta_path.append(NoTorch())
+
+
+@pytest.fixture(autouse=True)
+def _same_random_values():
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
