@@ -100,6 +100,14 @@ traceback_option = click.option(
     callback=note_flag,
     help="Show the traceback of a failure.",
 )
+quiet_option = click.option(
+    "-q",
+    "--quiet",
+    is_flag=True,
+    expose_value=False,
+    callback=note_flag,
+    help="No progress, notes and reports: only what was asked for, and errors.",
+)
 
 
 @contextlib.contextmanager
@@ -125,9 +133,9 @@ def failures_as_one_line(meta: Mapping[str, Any]) -> Iterator[None]:
         if code is None:
             raise
         if meta.get("streamload.traceback"):
-            say(traceback.format_exc(), err=True, end="")
+            say(traceback.format_exc(), err=True, end="", raw=True)
         if meta.get("streamload.as_json"):
-            say(json.dumps(failure_as_dict(error)))
+            say(json.dumps(failure_as_dict(error)), raw=True)
         say(f"streamload: error: {one_line(error)}", err=True)
         raise SystemExit(code) from None
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 import click
 
-from streamload.cli.render.tables import columns, heading, say
+from streamload.cli.render.tables import columns, heading, say_result
+from streamload.cli.render.terminal import is_terminal, note
 from streamload.cli.shared_options import (
     chunk_bytes_option,
     common_options,
@@ -44,14 +43,14 @@ def command(path: str, as_json: bool, **options: Any) -> None:
     from streamload.measuring.modes import measure
 
     found = measure(path, **options, tell=_tell)
-    say(json.dumps(found) if as_json else "\n".join(_as_text(found)))
+    say_result(as_json, lambda: found, lambda: "\n".join(_as_text(found)))
     if not found["ok"]:
         raise SystemExit(1)
 
 
 def _tell(text: str) -> None:
-    if sys.stderr.isatty():
-        say(text, err=True)
+    if is_terminal(err=True):
+        note(text)
 
 
 def _as_text(found: dict[str, Any]) -> list[str]:

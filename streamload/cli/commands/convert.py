@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from streamload.cli.render.progress import progress_bar
-from streamload.cli.render.tables import say_result
+from streamload.cli.render.tables import say_report
 from streamload.cli.shared_options import (
     adapter_option,
     common_options,
@@ -52,4 +52,4 @@ def command(source: str, destination: str, as_json: bool, **options: Any) -> Non
         raise click.UsageError("--max-shard-bytes needs a folder, not one file")
     with progress_bar("converting") as progress:
         report = streamload.convert(source, destination, progress=progress, **chosen)
-    say_result(as_json, report.to_dict, lambda: f"{printable(destination)}: {report.to_text()}")
+    say_report(as_json, report.to_dict, lambda: f"{printable(destination)}: {report.to_text()}")
