@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from streamload.core.dtypes import BY_NAME
@@ -88,12 +89,33 @@ def common_dtype(tensors: Sequence[PlannedTensor]) -> str | None:
 def map_notices(builder: PlanBuilder) -> list[str]:
     """Which tensors of a load that maps are streamed after all."""
     options = builder.options
-    streamed = [t.name for t in builder.placed.values() if t.mapped is None]
+    streamed = [t for t in builder.placed.values() if t.mapped is None]
     is_cast = options.mode == "auto" and len(streamed) == len(builder.placed)
     if not options.maps or not streamed or is_cast:
         return []
+    reasons = Counter(_why_streamed(builder, tensor) for tensor in streamed)
+    counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
     return [
-        f"{len(streamed)} of {len(builder.placed)} tensors are not mapped as they are stored "
-        "(cast, decoded, rearranged, misaligned, shared, transposed in 16 bits) and are streamed: "
-        f"{listed(streamed, 4)}"
+        f"{len(streamed)} of {len(builder.placed)} tensors are not mapped but streamed: {counts}"
     ]
+
+
+def _why_streamed(builder: PlanBuilder, tensor: PlannedTensor) -> str:
+    """Why a target is no view of the file, in a word or two; see ``placing``."""
+    specs = [builder.stored[name] for name in tensor.sources]
+    if tensor.device != "cpu":
+        return f"on {tensor.device}"
+    if not tensor.is_new:
+        return "overwritten in place"
+    if any(spec.encoding is not None or spec.extent is None for spec in specs):
+        return "decoded"
+    if any(spec.dtype != tensor.dtype for spec in specs):
+        return "cast"
+    if len(specs) > 1:
+        return "of several stored ones"
+    itemsize = BY_NAME[tensor.dtype].itemsize
+    if any(spec.extent is not None and spec.extent.offset % itemsize for spec in specs):
+        return "misaligned"
+    if "transpose" in tensor.transform:
+        return f"transposed ({itemsize * 8} bits: faster to compute with in rows)"
+    return "rearranged"
