@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias
 
+from streamload.core.display.cards import Card, Shown
+from streamload.core.display.stored import catalog_card
 from streamload.core.dtypes import BY_NAME, nbytes_of
 from streamload.core.encoding import Encoding
 
@@ -135,8 +137,8 @@ def stored_bytes(specs: Iterable[TensorSpec]) -> int:
     return sum([s.nbytes if s.encoding is None else stored_bytes(s.encoding.parts) for s in specs])
 
 
-@dataclass(frozen=True, slots=True)
-class Catalog(Mapping[str, TensorSpec]):
+@dataclass(frozen=True, slots=True, repr=False)
+class Catalog(Shown, Mapping[str, TensorSpec]):
     """All tensors of a checkpoint by stored name, in file order.
 
     Attributes:
@@ -150,6 +152,9 @@ class Catalog(Mapping[str, TensorSpec]):
     metadata: Mapping[str, str] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+
+    def _card(self) -> Card:
+        return catalog_card(self)
 
     def __getitem__(self, name: str) -> TensorSpec:
         return self.tensors[name]

@@ -45,6 +45,14 @@ def format_bytes(count: int) -> str:
     return f"{size:.2f} GiB"
 
 
+def shortened(text: str, most: int) -> str:
+    """The text, its middle left out where it has more than ``most`` characters."""
+    if len(text) <= most:
+        return text
+    tail = (most - 1) // 2
+    return f"{text[: most - 1 - tail]}…{text[len(text) - tail :]}"
+
+
 def plural(count: int, one: str, several: str | None = None) -> str:
     """``1 file``, ``2 files``; ``several`` where an s does not make the plural."""
     return f"{count} {one if count == 1 else several or one + 's'}"
@@ -69,12 +77,17 @@ def joined(names: Iterable[str]) -> str:
     return listed(names, 4, separator=" + ", more=" + … ({total} in all)")
 
 
-def section(title: str, rows: Sequence[str], most: int | None = None) -> list[str]:
-    """Lines: the title with the count, then a row each, the first ``most``; none without rows."""
+def section(
+    title: str, rows: Sequence[str], most: int | None = None, *, fate: str = ""
+) -> list[str]:
+    """Lines: the title with the count, then a row each, the first ``most``; none without rows.
+
+    ``fate`` says what became of all of them.
+    """
     if not rows:
         return []
     shown = rows[:most]
-    lines = [f"{title} ({len(rows)}):", *(f"  {row}" for row in shown)]
+    lines = [f"{title} ({len(rows)}){f', {fate}' if fate else ''}:", *(f"  {row}" for row in shown)]
     if len(shown) < len(rows):
         lines.append(f"  … and {len(rows) - len(shown)} more")
     return lines

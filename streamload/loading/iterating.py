@@ -14,6 +14,7 @@ from typing_extensions import Unpack
 from streamload.core.dtypes import BY_NAME, DType
 from streamload.core.errors import CheckpointError, PlanError, refuse
 from streamload.core.options import LoadOptions, Settings, settings_from
+from streamload.core.signatures import shows_options
 from streamload.core.specs import Catalog
 from streamload.core.wording import printable
 from streamload.engine.jobs import Job, JobQueue, jobs_of
@@ -31,6 +32,7 @@ from streamload.sources.detect import open_layers
 from streamload.sources.wrapping.decoded_source import decoded
 
 
+@shows_options(only="dtype device workers chunk_bytes ring_bytes prefix timeout_s download")
 def iter_tensors(
     path: str | os.PathLike[str],
     *,
@@ -40,13 +42,13 @@ def iter_tensors(
     """One tensor after the other in the file's order, under stored names.
 
     Only the tensor at hand is in memory; each is the caller's own. Opened through
-    ``safetensors.safe_open`` where the file is of that kind.
+    ``safetensors.safe_open`` where the file is of that kind. With a ``dtype`` quantised tensors
+    are decoded; without, they are given out as they are stored. ``device`` is one for all.
 
     Args:
         path: see ``load``.
         names: only these; each must be there.
-        **options: ``dtype``, ``device`` (one for all) and ``prefix`` are used. With a ``dtype``
-            quantised tensors are decoded; without, they are given out as they are stored.
+        **options: see LoadOptions.
 
     Raises:
         PlanError: a name is not in the checkpoint, a dtype has no counterpart in torch, or the

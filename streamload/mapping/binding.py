@@ -16,7 +16,7 @@ from streamload.mapping.rules import KNOWN_WRAPPERS, NameMap, Rule, strip_wrappe
 from streamload.mapping.templates import Template
 from streamload.mapping.transforms import UNSTATED, Transform
 
-Mapper: TypeAlias = "NameMap | Mapping[str, str] | Callable[[str], str | None]"
+Mapper: TypeAlias = NameMap | Mapping[str, str] | Callable[[str], str | None]
 _WRAPPERS = (*KNOWN_WRAPPERS, "gpt_neox")
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from streamload.core.display.cards import Card, Section, Shown
+from streamload.core.wording import joined, plural
 from streamload.mapping.chaining import ByExpert
 from streamload.mapping.templates import Template, TemplateIndex
 from streamload.mapping.transforms import UNSTATED, Transform
@@ -14,6 +16,8 @@ from streamload.mapping.transforms import UNSTATED, Transform
 # FSDP's and activation checkpointing's stand anywhere in a name, as torch.compile's.
 _ANYWHERE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 KNOWN_WRAPPERS = ("module", *_ANYWHERE, "model", "transformer")
+
+_SHOWN_RULES = 8
 
 
 def _texts(value: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
@@ -106,6 +110,12 @@ class Rule:
             raise ValueError(f"Rule {self.sources} to {self.targets}: {error}") from None
 
     @property
+    def cells(self) -> tuple[str, str, str]:
+        """Sources, targets and transform as people read them."""
+        label = f"[{self.transform.label}]" if self.transform.label else ""
+        return joined(self.sources), f"→ {joined(self.targets) or '(ignored)'}", label
+
+    @property
     def ignores(self) -> bool:
         """True if what matches is not wanted."""
         return not self.targets
@@ -148,8 +158,8 @@ class Rule:
         return any(t.has("layer") for t in (*self.source_templates, *self.target_templates))
 
 
-@dataclass(frozen=True)
-class NameMap:
+@dataclass(frozen=True, repr=False)
+class NameMap(Shown):
     """A table of Rules for one architecture and configuration.
 
     Attributes:
@@ -170,6 +180,20 @@ class NameMap:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rules", tuple(self.rules))
+
+    def _card(self) -> Card:
+        count = plural(len(self.rules), "rule")
+        layers = "" if self.layers is None else f", {plural(self.layers, 'layer')}"
+        rows = [rule.cells for rule in self.rules]
+        left = len(rows) - _SHOWN_RULES
+        return Card(
+            f"NameMap{f' of {self.model_type}' if self.model_type else ''}: {count}{layers}",
+            facts=(("tied", ", ".join(map(" = ".join, self.ties))),) if self.ties else (),
+            notices=self.notices,
+            body=tuple(" ".join(filter(None, row)) for row in rows[:_SHOWN_RULES]),
+            sections=(Section("rules", len(rows), lambda: rows),),
+            hint=f"and {left} more in .rules" if left > 0 else "",
+        )
 
     @cached_property
     def _sources(self) -> TemplateIndex[tuple[Rule, int]]:

@@ -36,6 +36,7 @@ def explain(
     unfilled: Sequence[str],
     ignored: Sequence[str],
     prefix: str = "",
+    fate: str = "",
 ) -> list[Finding]:
     """What the plan lacks, in lines that refuse it; if it is not strict, they are notices.
 
@@ -48,7 +49,8 @@ def explain(
         lines.append(Finding(rules))
     lines += builder.incomplete
     if missing:
-        lines.append(Finding(f"missing ({len(missing)}): {_with_hints(missing, unexpected)}"))
+        lead = f"missing ({len(missing)}){f', {fate}' if fate else ''}"
+        lines.append(Finding(f"{lead}: {_with_hints(missing, unexpected)}"))
     if unexpected:
         lines.append(Finding(f"unexpected ({len(unexpected)}): {_with_hints(unexpected, missing)}"))
     told = {*missing, *(entry.name for entry in mismatches), *builder.troubled}

@@ -14,6 +14,9 @@ from streamload.planning.explaining import listed
 from streamload.planning.placing import PlanBuilder
 from streamload.planning.records import PlannedTensor, TargetSpec
 
+_INITIALISED = "initialised as transformers does it"
+_LEFT, _ON_META = "left as they were", "left on meta, without values"
+
 
 def find_gaps(builder: PlanBuilder, table: NameMap | None) -> tuple[list[str], list[str]]:
     """Names that nothing fills (``missing``), and names left on meta (``unfilled``)."""
@@ -42,6 +45,19 @@ def find_gaps(builder: PlanBuilder, table: NameMap | None) -> tuple[list[str], l
     if kept:
         builder.note(f"buffers not in the file, kept as built: {listed(kept)}")
     return missing, unfilled
+
+
+def fate_of(builder: PlanBuilder, missing: Sequence[str]) -> str:
+    """What becomes of what is missing where that does not refuse the load, in words."""
+    if builder.options.strict or builder.targets is None or not missing:
+        return ""
+    specs = [builder.targets[name] for name in missing]
+    counts = Counter(
+        _INITIALISED if s.is_made_later else _ON_META if s.is_meta else _LEFT for s in specs
+    )
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{count} {fate}" for fate, count in counts.items())
 
 
 def layer_problem(table: NameMap | None, tensors: int) -> str | None:

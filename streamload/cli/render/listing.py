@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from streamload.cli.render.folding import Row, by_block, fold
 from streamload.cli.render.tables import columns, heading
+from streamload.core.display.folding import Row, by_block, fold
 from streamload.core.specs import Shape, TensorSpec, numel, stored_bytes
 from streamload.core.wording import format_bytes, listed, plural, printable
 
