@@ -35,7 +35,7 @@ def printable_lines(text: str, *, kept: str = "") -> str:
     return "\n".join(lines)
 
 
-def format_bytes(count: int) -> str:
+def format_bytes(count: float) -> str:
     """Bytes as people read them, in powers of 1024."""
     size = float(count)
     for unit in ("B", "KiB", "MiB"):

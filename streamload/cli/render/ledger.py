@@ -11,4 +11,5 @@ from streamload.core.report import LoadedTensor
 
 def ledger_lines(loaded: Iterable[LoadedTensor]) -> list[str]:
     """A table of assignments: module name, from where, shape, cast, transform."""
-    return columns(assignment_rows(loaded))
+    rows = assignment_rows(loaded)
+    return columns(rows, least={0: 16, 1: 12}, drop={4: "transforms", 3: "dtypes", 1: "sources"})

@@ -61,7 +61,8 @@ def as_text(source: Source, *, show_all: bool, notices: Sequence[str] = ()) -> s
         f"in {plural(len(files), 'file')}",
     ]
     if len(files) > 1:
-        lines += [f"  {printable(file)}  {format_bytes(size)}" for file, size in files.items()]
+        rows = [(f"  {printable(file)}", format_bytes(size)) for file, size in files.items()]
+        lines += columns(rows, right=frozenset({1}), least={0: 16})
     if catalog.metadata:
         pairs = (
             f"{printable(k[:60])}={printable(v[:60])[:60]}" for k, v in catalog.metadata.items()
@@ -94,7 +95,9 @@ def _tensor_lines(specs: list[TensorSpec], *, show_all: bool) -> list[str]:
     def cells(facts: _Facts) -> tuple[str, ...]:
         return facts.dtype, str(list(facts.shape)), format_bytes(facts.nbytes)
 
-    return columns(list(by_block(rows, heading_of, cells)), right=frozenset({3}))
+    table = list(by_block(rows, heading_of, cells))
+    left_out = {1: "dtypes", 2: "shapes"}
+    return columns(table, right=frozenset({3}), least={0: 16}, drop=left_out)
 
 
 def _nbytes_by(source: Source, attribute: str) -> Counter[str]:

@@ -64,7 +64,7 @@ def line_of(task: Task, width: int) -> str:
     the bar goes first, then rate and time left; the name takes what is left.
     """
     if not task.completed and task.total is None:
-        return shortened(f"{task.description}: {phase()}", width)
+        return shortened(": ".join(dict.fromkeys((task.description, phase()))), width)
     total = int(task.total or 0)
     done = bytes_of_total(int(task.completed), total)
     percent = f"{min(task.completed / total, 1.0):>4.0%}" if total else ""
