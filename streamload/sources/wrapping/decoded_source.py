@@ -75,6 +75,23 @@ def quantised_lines(source: Source) -> tuple[str, ...]:
     return found.refusals() or (_told(found),)
 
 
+def codes_notice(source: Source, name: str) -> str | None:
+    """What is to be said of a stored tensor whose numbers are codes, or scales of such."""
+    found = _found(source)
+    for value, spec in found.values.items() if found is not None else ():
+        if spec.encoding is not None and name in _parts(spec):
+            words = spec.encoding.words
+            return f"codes as they are stored, not values: a load decodes {value!r} of {words}"
+    return None
+
+
+def _parts(spec: TensorSpec) -> set[str]:
+    """Names of all that a tensor is made of."""
+    if spec.encoding is None:
+        return {spec.name}
+    return {name for part in spec.encoding.parts for name in _parts(part)}
+
+
 def _found(source: Source) -> Found | None:
     def read(spec: TensorSpec) -> bytes:
         if spec.extent is None or spec.extent.nbytes > _MOST_BYTES:
