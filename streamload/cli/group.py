@@ -11,9 +11,11 @@ from typing import Any
 import click
 
 from streamload.cli.failures import failures_as_one_line, quiet_option, traceback_option
+from streamload.cli.render.terminal import width_of
 from streamload.cli.shared_options import version_option
 from streamload.core.wording import suggestion
 
+_NARROW = 52  # click's own help is never narrower
 # In the order of a first visit; a command is ``command`` in the module of its name.
 _COMMANDS = {
     "demo": "Make a small checkpoint, load it, generate, and show a refusal.",
@@ -71,7 +73,10 @@ class LazyGroup(click.Group):
     def make_context(
         self, info_name: str | None, args: list[str], *rest: Any, **extra: Any
     ) -> click.Context:
-        """Arguments of the group itself."""
+        """Arguments of the group itself; its width is that of commands' help, too."""
+        width = width_of()
+        if width is not None and width < _NARROW:
+            extra.setdefault("terminal_width", width - 1)
         with failures_as_one_line({}):
             return super().make_context(info_name, args, *rest, **extra)
 

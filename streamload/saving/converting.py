@@ -113,6 +113,7 @@ def convert(
         )
         notices += (*plan.notices, *_casts(plan.ledger), *report.notices)
         notices += (*left, *_about(opened, conversion.names, target, extras))
+        notices += _back_again(prefix, [tensor.name for tensor in plan.tensors])
     return replace(
         report,
         names=conversion.names,
@@ -130,6 +131,15 @@ def _refuse_beside_adapter(path: str) -> None:
             f"{printable(path)}: the folder holds {ADAPTER_CONFIG}: that adapter could be written "
             "over, and other programs would apply it again to the merged weights; name another one"
         )
+
+
+def _back_again(prefix: str | None, names: Sequence[str]) -> tuple[str, ...]:
+    """A prefix that was taken off but is part of published names surprises who asked for it."""
+    start = f"{prefix.rstrip('.')}." if prefix else ""
+    count = sum(name.startswith(start) for name in names) if start else 0
+    if not count:
+        return ()
+    return (f"{count} published names begin with {start!r} themselves: it is there again",)
 
 
 def _under(source: Source, prefix: str | None) -> Catalog:

@@ -45,13 +45,13 @@ def command(action: str, what: tuple[str, ...], max_bytes: int | str | None, as_
 
     \b
     ACTION is one of:
-      list    their sizes, when they were used and written, what from and how (the default)
-      verify  read all of them and compare checksums; exits with 1 if one is damaged,
-              or if others can write to the folder
-      remove  remove those of WHAT: ids, or checkpoints that they were made from
+      list    sizes, ages, what from and how (the default)
+      verify  read all and compare their checksums
+      remove  remove those of WHAT: ids or checkpoints
       clear   remove all of them
 
-    WHAT chooses for list and verify, too. The folder is $STREAMLOAD_CACHE, else "streamload" in the
+    WHAT chooses for list and verify, too. verify exits with 1 if a copy is damaged, or if others
+    can write to the folder. The folder is $STREAMLOAD_CACHE, else "streamload" in the
     user's folder for caches.
     """  # noqa: D301 - click wants the backspace itself
     if bool(what) != (action == "remove") and action in ("remove", "clear"):

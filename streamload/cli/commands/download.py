@@ -30,10 +30,11 @@ def command(what: str, folder: str | None, as_json: bool, **options: Any) -> Non
 
     \b
     WHAT is one of:
-      hf:ORG/NAME[@REVISION]  from the Hugging Face hub; without DIR into its cache, from
-                              where the same name loads it
-      neox-20b                GPT-NeoX-20B's raw partitions, from --base-url; without DIR
-                              into data/neox_fast if that exists, else data/neox
+      hf:ORG/NAME[@REVISION]  from the Hugging Face hub
+      neox-20b                GPT-NeoX-20B's raw partitions
+
+    Without DIR, the hub's files go into its cache, from where the same name loads them. neox-20b
+    comes from --base-url, without DIR into data/neox_fast if that exists, else data/neox.
     """  # noqa: D301 - click wants the backspace itself
     from streamload.downloading import download
 

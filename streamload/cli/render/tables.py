@@ -46,23 +46,34 @@ def columns(
         rows: cells of text.
         right: columns that are aligned to the right, as numbers are.
         least: column → how narrow it may become; its cells are then shortened in the middle.
-        drop: column → what it is called; where it is still too narrow they are left out, the first
-            one first, and a last line says so.
+        drop: column → what it is called. Where there is no room those with the same in each row
+            are said once, below; then, if names would become too short, they are left out, the
+            first one first, and a last line says so.
     """
     table = [[printable(cell) for cell in row] for row in rows]
     widths = _widths(table)
-    room, left_out = width_of(), []
+    room, notes, left_out = width_of(), [], []
+    for column in drop or ():
+        if room is not None and _total(widths) > room and (same := _same(table, column, right)):
+            widths[column] = 0
+            notes.append(f"(all {same})")
     for column, name in (drop or {}).items():
-        if room is None or _least_total(widths, least or {}) <= room:
-            break
-        left_out.append(name)
-        widths[column] = 0
-        for row in table:
-            row[column : column + 1] = [""] * (column < len(row))
+        if room is not None and widths[column] and _least_total(widths, least or {}) > room:
+            widths[column] = 0
+            left_out.append(name)
+    if left_out:
+        notes.append(f"(no room here for: {', '.join(left_out)})")
     if room is not None:
         widths = _fitted(widths, least or {}, room)
-    lines = [_line(row, widths, right) for row in table]
-    return [*lines, f"(no room here for: {', '.join(left_out)})"] if left_out else lines
+    return [*(_line(row, widths, right) for row in table), *notes]
+
+
+def _same(table: Sequence[Sequence[str]], column: int, right: Columns) -> str:
+    """What the column has in every row, but for those that are headings; empty if they differ."""
+    others = [at for at in range(1, max(map(len, table), default=0)) if at not in right]
+    rows = [row for row in table if any(row[at] for at in others if at < len(row))]
+    found = {row[column] if column < len(row) else "" for row in rows}
+    return found.pop() if len(found) == 1 and len(rows) > 1 else ""
 
 
 def _line(row: Sequence[str], widths: Sequence[int], right: Columns) -> str:
