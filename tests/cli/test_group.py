@@ -9,9 +9,12 @@ import time
 
 import pytest
 
+import streamload
 from streamload.cli.types import DTYPE
+from streamload.synthesis import synthesize
 
 COMMANDS = ["demo", "inspect", "plan", "load", "generate", "synth"]
+ALL = [*COMMANDS, "convert", "verify", "download", "cache", "bench"]
 IMPORTED = """
 import sys
 from streamload.cli import main
@@ -47,7 +50,7 @@ def test_help_of_a_command_ends_with_an_example(run, name):
     assert "--json" in result.stdout
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, "convert", "verify", "download", "cache", "bench"])
+@pytest.mark.parametrize("name", ALL)
 def test_help_shows_no_escapes(run, name):
     text = run(name, "--help").stdout
     assert "\\b" not in text
@@ -168,3 +171,39 @@ def test_completion_of_dtypes_has_only_those_accepted():
     assert "bfloat16" in found
     assert "int8" not in found
     assert all(DTYPE.convert(name, None, None) == name for name in found)
+
+
+@pytest.mark.parametrize("args", [("--version",), ("load", "--version"), ("cache", "--version")])
+def test_version(run, args):
+    result = run(*args)
+    assert (result.exit_code, result.stdout) == (
+        0,
+        f"streamload, version {streamload.__version__}\n",
+    )
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_command_can_be_quiet(run, name):
+    assert "-q, --quiet" in run(name, "--help").stdout
+
+
+def test_quiet_says_only_what_was_asked_for(run, tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("STREAMLOAD_CACHE", str(tmp_path / "cache"))
+    target = tmp_path / "out"
+    for args in (
+        ("load", tiny),
+        ("convert", tiny, target),
+        ("verify", tiny),
+        ("demo", target / "d"),
+    ):
+        for spelled in ((*args, "-q"), ("--quiet", *args)):
+            result = run(*spelled)
+            assert (result.exit_code, result.output) == (0, ""), spelled
+    assert json.loads(run("load", tiny, "-q", "--json").stdout)["ok"] is True
+    for args in (("inspect", tiny), ("plan", tiny), ("cache",)):
+        assert run(*args, "-q").stdout == run(*args).stdout != ""
+    failed = run(
+        "verify", tiny, "--against", synthesize("gpt2-tiny", tmp_path / "o", seed=1).path, "-q"
+    )
+    assert failed.exit_code == 1
+    assert "values differ" in failed.stdout

@@ -9,8 +9,6 @@ import contextlib
 import json
 import os
 import re
-import select
-import subprocess
 import sys
 import textwrap
 import unicodedata
@@ -21,9 +19,8 @@ from safetensors.torch import save_file
 
 from streamload.core.wording import printable, printable_lines
 from streamload.synthesis.made_up_tokenizer import tokenizer_json
+from tests.support.pseudo_terminal import on_a_terminal
 from tests.support.tiny import GPT2_CONFIG, gpt2_tensors
-
-pty = pytest.importorskip("pty")
 
 CLIPBOARD = "\x1b]52;c;ZXZpbA==\x07"
 # Clipboard, colour, title, C1, bidirectional override and isolate, a faked line, backspace, DEL.
@@ -145,38 +142,13 @@ RUN = textwrap.dedent("""
 """)
 
 
-def on_a_terminal(arguments, **environment):
-    """What the commands write to a terminal, all of them in one process."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", RUN, arguments],
-        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-        env={**os.environ, **environment, "TERM": "xterm-256color", "COLUMNS": "200"},
-    )  # fmt: skip
-    os.close(theirs)
-    data = b""
-    while True:
-        if not select.select([ours], [], [], 120)[0]:
-            process.kill()
-            break
-        try:
-            block = os.read(ours, 1 << 16)
-        except OSError:  # Linux: the other end is closed
-            break
-        if not block:
-            break
-        data += block
-    os.close(ours)
-    process.wait()
-    return data.decode("utf-8", "surrogateescape")
-
-
 @pytest.fixture(scope="module")
 def shown(folder, other, tmp_path_factory):
     scratch = tmp_path_factory.mktemp("terminal")
     (scratch / "commands.json").write_text(json.dumps(commands(folder, other)))
     environment = {"STREAMLOAD_CACHE": str(scratch / f"cache{FILE}"), "HF_HUB_OFFLINE": "1"}
-    return on_a_terminal(str(scratch / "commands.json"), **environment)
+    code = ["-c", RUN, str(scratch / "commands.json")]
+    return on_a_terminal(code, COLUMNS="200", TERM="xterm-256color", **environment)
 
 
 def test_no_name_is_a_command_to_the_terminal(shown, folder, other):

@@ -3,7 +3,16 @@
 import click
 import pytest
 
-from streamload.cli.types import BYTES, DEVICE, DTYPE, INDICES, TOKENS
+from streamload.cli.types import (
+    BYTES,
+    BYTES_OR_NONE,
+    DEVICE,
+    DTYPE,
+    INDICES,
+    SECONDS,
+    TOKENS,
+    number,
+)
 
 
 @pytest.mark.parametrize(
@@ -61,3 +70,17 @@ def test_dtypes():
             DTYPE.convert(text, None, None)
     with pytest.raises(click.BadParameter, match="unknown dtype"):
         DTYPE.convert("f13", None, None)
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "-1", "0", "x", "", "1e400", "1000000"])
+def test_seconds_are_finite_and_positive(text):
+    with pytest.raises(click.BadParameter, match="not a number above 0 and at most 999999"):
+        SECONDS.convert(text, None, None)
+
+
+def test_numbers():
+    assert SECONDS.convert("1.5", None, None) == 1.5
+    assert number().convert("0", None, None) == 0.0
+    assert number(above=0.0, most=1.0).convert("1", None, None) == 1.0
+    assert BYTES_OR_NONE.convert("NONE", None, None) == "none"
+    assert BYTES_OR_NONE.convert("2GiB", None, None) == 2 << 30

@@ -76,6 +76,7 @@ def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("widths")
     synthesize("gpt2-tiny", made / "m")
     synthesize("gpt2-tiny", made / "misfit")
+    synthesize("gpt2-stub", made / "demo-1")
     config = json.loads((made / "misfit" / "config.json").read_text())
     (made / "misfit" / "config.json").write_text(json.dumps({**config, "vocab_size": 400}))
     return made
@@ -99,9 +100,9 @@ def test_nothing_takes_a_second_line(folder, tmp_path, width):
     assert broken == []
     assert not any("Traceback" in line for line in shown)
     endings = [line for line in shown if line.startswith("exit ")]
-    # Of what was meant to be refused: a wrong name, a misfit in plan and load.
-    assert endings.count("exit 1") == 3, "\n".join(shown)
-    assert endings.count("exit 0") == len(jobs) - 3
+    # As meant: a wrong name, a misfit in plan and load, a conversion that was cast.
+    assert endings.count("exit 1") == 4, "\n".join(shown)
+    assert endings.count("exit 0") == len(jobs) - 4
     check_tables("\n".join(shown), width)
 
 

@@ -1,12 +1,14 @@
 """``streamload generate``: tokens and text as they come."""
 
 import json
+import re
 import shutil
 import time
 
 import pytest
 
 import streamload
+from tests.support.pseudo_terminal import on_a_terminal
 
 PROMPT_IDS = [1, 2, 3]
 
@@ -34,6 +36,7 @@ def test_json_has_exactly_these_keys(spawn, tiny, expected):
     assert result["tokens"] == expected
     assert result["text"] is None
     assert result["load"]["ok"] is True
+    assert result["load"]["loaded"] == []
     assert 0 < result["elapsed_s"] < took_s
     # The kernel tells a process's start in steps of a hundredth of a second.
     assert result["load"]["elapsed_s"] < result["first_token_s"] < took_s + 0.02
@@ -104,3 +107,104 @@ def test_an_interruption_ends_the_line_first(run, tiny, monkeypatch):
     assert result.exit_code == 130
     assert result.stdout == "7\n"
     assert "interrupted" in result.stderr
+
+
+def test_json_lists_assignments_where_that_is_asked_for(run, tiny):
+    args = ("generate", tiny, "--tokens", "1", "--max-new-tokens", 1)
+    result = json.loads(run(*args, "--json", "--verbose").stdout)
+    assert len(result["load"]["loaded"]) == 28
+    assert "h.0.attn.c_attn.weight → blocks.0" in run(*args, "-v").stderr
+
+
+def test_the_last_line_says_how_fast_it_was(run, tiny):
+    line = run("generate", tiny, "--tokens", "1,2", "--max-new-tokens", 5).stderr.splitlines()[-1]
+    pattern = (
+        r"5 tokens in [\d.]+ s; first token [\d.]+ s after the process started; "
+        r"[\d.]+ tokens/s; peak memory [\d.]+ (MiB|GiB)"
+    )
+    assert re.fullmatch(pattern, line), line
+
+
+def test_quiet_is_the_text_alone(run, tiny, expected):
+    result = run("generate", tiny, "--tokens", "1,2,3", "--max-new-tokens", 6, "-q")
+    assert result.stdout == " ".join(map(str, expected)) + "\n"
+    assert result.stderr == ""
+    assert run("-q", "generate", tiny, "--tokens", "1").stderr == ""
+    assert "error" in run("generate", tiny, "--tokens", "999", "-q").stderr
+
+
+def test_a_text_ends_before_what_stops_it(run, tiny):
+    args = ("generate", tiny, "--prompt", "Hi", "--max-new-tokens", 12)
+    text = json.loads(run(*args, "--json").stdout)["text"]
+    stop = text[4:6]
+    cut = json.loads(run(*args, "--json", "--stop", stop, "--stop", "\0never").stdout)
+    assert cut["text"] == text[: text.index(stop)]
+    assert len(cut["tokens"]) < 12
+    assert run(*args, "--stop", stop).stdout == cut["text"] + "\n"
+    assert run(*args, "--stop", "").exit_code == 2
+
+
+@pytest.fixture
+def chatty(tiny, tmp_path):
+    template = "{{ bos_token }}{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"
+    template += "{% if add_generation_prompt %}a:{% endif %}"
+    shutil.copytree(tiny, tmp_path / "chatty")
+    config = {"chat_template": template, "bos_token": "!"}
+    (tmp_path / "chatty" / "tokenizer_config.json").write_text(json.dumps(config))
+    return tmp_path / "chatty"
+
+
+def test_a_chat_continues_its_template(run, chatty, tiny):
+    def tokens(*args):
+        result = run("generate", *args, "--max-new-tokens", 6, "--json")
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout)["tokens"]
+
+    assert tokens(chatty, "--chat", "--prompt", "Hi ö") == tokens(tiny, "--prompt", "!u:Hi ö;a:")
+    system = tokens(chatty, "--chat", "--prompt", "Hi", "--system", "be")
+    assert system == tokens(tiny, "--prompt", "!s:be;u:Hi;a:")
+    shutil.copy(chatty / "tokenizer_config.json", chatty / "kept")
+    (chatty / "chat_template.jinja").write_text("{{ messages[0].content }}?")
+    assert tokens(chatty, "--chat", "--prompt", "Hi") == tokens(tiny, "--prompt", "Hi?")
+
+
+def test_a_chat_that_cannot_be_is_told_before_the_load(run, tiny, chatty):
+    (chatty / "model.safetensors").write_bytes(b"not even a checkpoint")
+    (chatty / "chat_template.jinja").write_text("{{ raise_exception('only tools') }}")
+    result = run("generate", chatty, "--chat", "--prompt", "x")
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "chat_template.jinja: cannot use the chat template: only tools" in result.stderr
+    result = run("generate", tiny, "--chat", "--prompt", "x")
+    assert result.exit_code == 1
+    assert "no chat template with the tokenizer" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--tokens", "1", "--chat"),
+        ("--tokens", "1", "--stop", "x"),
+        ("--prompt", "x", "--system", "y"),
+        ("--prompt", "x", "--temperature", "nan"),
+        ("--prompt", "x", "--temperature", "-1"),
+        ("--prompt", "x", "--top-p", "inf"),
+        ("--prompt", "x", "--top-p", "0"),
+        ("--prompt", "x", "--timeout-s", "nan"),
+    ],
+)
+def test_wrong_usage(run, tiny, wrong):
+    assert run("generate", tiny, *wrong).exit_code == 2
+
+
+@pytest.mark.parametrize("plain", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_on_a_terminal_the_prompt_stands_in_front(run, tiny, plain, tmp_path):
+    args = ("generate", tiny, "--prompt", "Hi", "--max-new-tokens", 4)
+    text = run(*args).stdout
+    shown = on_a_terminal([*map(str, args)], TERM="xterm", COLUMNS="200", **plain)
+    written = shown.replace("\r\n", "\n")
+    before, after = ("", "") if plain else ("\x1b[2m", "\x1b[0m")
+    assert f"{before}Hi{after}{text}" in written
+    assert "loaded=" not in written, "the report is for --verbose"
+    assert "4 tokens in" in written.splitlines()[-1]
+    if plain.get("TERM") == "dumb":
+        assert "\x1b" not in shown
