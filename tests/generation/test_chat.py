@@ -1,6 +1,5 @@
 """Chat templates: as transformers fills them in, and shut in."""
 
-import json
 import sys
 
 import pytest

@@ -118,7 +118,7 @@ def _rate(bytes_per_s: float | None) -> str:
 
 def _left(seconds: float | None) -> str:
     if seconds is None:
-        return f"{'':>7}"
+        return f"{'':>5}"
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:>2}:{rest:02d}"

@@ -200,7 +200,7 @@ def test_wrong_usage(run, tiny, wrong):
 def test_on_a_terminal_the_prompt_stands_in_front(run, tiny, plain, tmp_path):
     args = ("generate", tiny, "--prompt", "Hi", "--max-new-tokens", 4)
     text = run(*args).stdout
-    shown = on_a_terminal([*map(str, args)], TERM="xterm", COLUMNS="200", **plain)
+    shown = on_a_terminal([*map(str, args)], **{"TERM": "xterm", "COLUMNS": "200", **plain})
     written = shown.replace("\r\n", "\n")
     before, after = ("", "") if plain else ("\x1b[2m", "\x1b[0m")
     assert f"{before}Hi{after}{text}" in written
