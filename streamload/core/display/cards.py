@@ -119,8 +119,8 @@ def as_html(card: Card) -> str:
     return f'<div style="{_CARD}">{"".join(parts)}</div>'
 
 
-_CARD = "max-width:60em;line-height:1.4;font-variant-numeric:tabular-nums;overflow-x:auto"
-_TABLE = "border-collapse:collapse;margin:.3em 0;background:none"
+_CARD = "max-width:60em;margin-bottom:.5em;line-height:1.4;font-variant-numeric:tabular-nums;overflow-x:auto"
+_TABLE = "border-collapse:collapse;margin:.3em 0;background:none;color:inherit;font-size:inherit"
 _CELL = "text-align:left;vertical-align:top;padding:.1em .8em .1em 0;border:0;background:none"
 _TOLD = "border-left:3px solid {};padding-left:.6em;margin:.3em 0"
 _MARKS = {"problem": "#d64545", "notice": "#c98a1b"}
@@ -168,6 +168,6 @@ def _folded(section: Section, room: int) -> str:
             break
         rows.append(text)
     cut = "<div>… the rest is in the lists of the object itself</div>" if is_cut else ""
-    table = f'<table style="{_TABLE};font-size:.9em">{"".join(rows)}</table>'
+    table = f'<table style="{_TABLE}">{"".join(rows)}</table>'
     title = f"{_text(section.title)} ({section.count})"
     return f"<details><summary>{title}</summary>{table}{cut}</details>"

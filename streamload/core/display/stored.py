@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from streamload.core.display.cards import Card, Section
 from streamload.core.display.folding import by_block, fold
-from streamload.core.display.reports import dtype_counts, names_section
+from streamload.core.display.reports import dtype_counts
 from streamload.core.wording import format_bytes, plural, printable
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def catalog_card(
         notices=catalog.notices,
         sections=(
             Section("tensors", len(catalog), lambda: _folded(catalog)),
-            names_section("metadata", metadata),
+            Section("metadata", len(metadata), lambda: ((pair,) for pair in metadata)),
         ),
         hint=hint or "a mapping of stored names to specs: [name].shape, .dtype, .nbytes",
     )
