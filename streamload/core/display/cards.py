@@ -119,7 +119,10 @@ def as_html(card: Card) -> str:
     return f'<div style="{_CARD}">{"".join(parts)}</div>'
 
 
-_CARD = "max-width:60em;margin-bottom:.5em;line-height:1.4;font-variant-numeric:tabular-nums;overflow-x:auto"
+_CARD = (
+    "max-width:60em;margin-bottom:.5em;line-height:1.4;font-variant-numeric:tabular-nums;"
+    "overflow-x:auto"
+)
 _TABLE = "border-collapse:collapse;margin:.3em 0;background:none;color:inherit;font-size:inherit"
 _CELL = "text-align:left;vertical-align:top;padding:.1em .8em .1em 0;border:0;background:none"
 _TOLD = "border-left:3px solid {};padding-left:.6em;margin:.3em 0"

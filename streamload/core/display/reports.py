@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from streamload.core.display.assignments import assignment_rows
 from streamload.core.display.cards import Card, Section
 from streamload.core.display.curve import memory_curve
-from streamload.core.display.folding import fold
+from streamload.core.display.folding import TIMES, fold
 from streamload.core.wording import format_bytes, listed, plural, printable, without_secrets
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def names_section(title: str, names: Sequence[object]) -> Section:
 
     def rows() -> Iterator[tuple[str, str]]:
         for row in fold((printable(str(name)), "") for name in islice(names, _FOLDED)):
-            yield row.name_text(), f"× {row.count}" if row.count > 1 else ""
+            yield row.name_text(), f"{TIMES} {row.count}" if row.count > 1 else ""
 
     return Section(title, len(names), rows)
 
