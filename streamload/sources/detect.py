@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError, naming
 from streamload.core.options import AT_HAND, Reach
+from streamload.core.signatures import answers_unknown
 from streamload.core.wording import printable
 from streamload.sources.base import Source
 from streamload.sources.config.beside import adapter_beside
@@ -35,6 +36,7 @@ _LOOKED_FOR = (
 _GGUF = b"GGUF"
 
 
+@answers_unknown
 def open_checkpoint(
     path: str | os.PathLike[str], *, timeout_s: float | None = None, download: bool | None = None
 ) -> Source:
