@@ -93,6 +93,6 @@ def parse_dtype(value: object) -> DType | None:
     found = BY_TORCH_NAME.get(_ALIASES.get(text.lower(), text)) or BY_NAME.get(text)
     if found is None:
         names = [name for name, dtype in BY_TORCH_NAME.items() if dtype.is_floating]
-        near = suggestion(text.lower(), [*names, *_ALIASES])
+        near = suggestion(text.lower(), names)
         raise ValueError(f"unknown dtype {value!r}; known: {', '.join(sorted(names))}{near}")
     return found

@@ -179,7 +179,13 @@ class NameMap(Shown):
     notices: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rules", tuple(self.rules))
+        rules = (self.rules,) if isinstance(self.rules, Rule) else tuple(self.rules)
+        wrong = next((rule for rule in rules if not isinstance(rule, Rule)), None)
+        if wrong is not None:
+            raise TypeError(
+                f"a NameMap is made of Rules, not of {wrong!r}; a dict of names is a mapping itself"
+            )
+        object.__setattr__(self, "rules", rules)
 
     def _card(self) -> Card:
         count = plural(len(self.rules), "rule")

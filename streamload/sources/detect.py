@@ -69,6 +69,13 @@ def open_layers(
     """As ``open_checkpoint``; of raw partitions only the files of these blocks are opened, and of
     several state dicts in a torch file the one that ``prefix`` names.
     """
+    if isinstance(path, Source):
+        raise TypeError("the path is that of a file or folder, not an open source: its .path")
+    if isinstance(path, Mapping):
+        raise TypeError(
+            "the path is that of a file or folder; tensors in memory need none: "
+            "module.load_state_dict(tensors, assign=True)"
+        )
     given = os.fsdecode(path)
     if is_url(given):
         return _open_remote(given, layers, prefix, reach)

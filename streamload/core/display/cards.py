@@ -19,7 +19,7 @@ Rows: TypeAlias = Callable[[], Iterable[Sequence[str]]]
 
 # A terminal's 80 columns; what a notebook shows in one cell of a table.
 _COLUMNS, _CELL_CHARS = 80, 160
-_MOST_PROBLEMS, _MOST_NOTICES, _MOST_LINES = 4, 3, 12
+_MOST_PROBLEMS, _MOST_NOTICES, _LINES_EACH, _MOST_LINES = 4, 3, 2, 12
 _MOST_ROWS, _MOST_CHARS = 400, 52_000
 
 
@@ -88,8 +88,14 @@ def _first(word: str, texts: Sequence[str], most: int) -> list[str]:
     """The first few, each on two lines at most."""
     lines: list[str] = []
     for text in texts[:most]:
-        line = shortened(printable(f"{word}: {text}"), 2 * _COLUMNS - 20)
-        lines += wrap(line, _COLUMNS - 2, initial_indent="  ", subsequent_indent="    ")[:3]
+        lines += wrap(
+            printable(f"{word}: {text}"),
+            _COLUMNS - 1,
+            initial_indent="  ",
+            subsequent_indent="    ",
+            max_lines=_LINES_EACH,
+            placeholder=" …",
+        )
     left = len(texts) - most
     return [*lines, f"  … and {left} more {word}s"] if left > 0 else lines
 

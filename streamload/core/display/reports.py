@@ -89,7 +89,8 @@ def load_card(report: LoadReport, kind: str = "LoadReport") -> Card:
     """The card of a load that was carried out, or, as ``plan.report``, only planned."""
     is_done = report.elapsed_s > 0
     facts = [("data", report.moved())] if is_done else []
-    facts.append(("memory", _peaks(report.memory) if is_done else needed(report.memory)))
+    if is_done or report.memory.available_bytes:
+        facts.append(("memory", _peaks(report.memory) if is_done else needed(report.memory)))
     if report.ranks:
         facts.append(("ranks", f"{len(report.ranks)}; the figures are of this one"))
     sizes = [
