@@ -265,9 +265,13 @@ def _device(value: Any) -> str | Mapping[str, str]:
 
 def _device_name(value: Any) -> str:
     """As given; ``cpu`` without a number. Whether there is such a device is told by the plan."""
+    if isinstance(value, int):
+        raise TypeError(f"device must be a name like 'cuda:{value:d}', not {value!r}")
     name = "cpu" if value is None else str(value)
     if name == "auto":
         return _best_device()
+    if name.partition(":")[0].lower() == "gpu":
+        raise ValueError(f"device {name!r} is called {name.lower().replace('gpu', 'cuda')!r} here")
     return "cpu" if name.partition(":")[0] == "cpu" and name[4:].isdigit() else name
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, SupportsIndex, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from streamload.core.signatures import answers_unknown
+
 Pick: TypeAlias = Callable[[Tensor], Tensor]
 
 
+@answers_unknown
 def generate(
     model: nn.Module,
     ids: Tensor | Sequence[int],
@@ -48,6 +51,13 @@ def generate(
             vocabulary, a number out of range, more positions than the model has, or parameters
             without values (on the meta device).
     """
+    if not isinstance(model, nn.Module):
+        is_loaded = isinstance(getattr(model, "model", None), nn.Module)
+        raise TypeError(
+            "the model is .model of what load returned"
+            if is_loaded
+            else f"the model must be a torch.nn.Module, not {type(model).__name__}"
+        )
     device = _device_of(model)
     prompt = _prompt(model, ids).to(device)
     _check_numbers(max_new_tokens, temperature, top_k, top_p, seed)
@@ -129,6 +139,12 @@ def _prompt(model: nn.Module, ids: Tensor | Sequence[int]) -> Tensor:
             raise ValueError(f"ids must be whole numbers, not {ids.dtype}")
         prompt = ids.detach().to(torch.int64)
     else:
+        if isinstance(ids, str | Mapping):
+            raise TypeError(
+                "ids must be token ids, not text: encode it with the model's tokenizer"
+                if isinstance(ids, str)
+                else "ids must be token ids: the tokenizer's output has them as ['input_ids']"
+            )
         numbers = [_whole("a token id", one, least=0) for one in ids]
         prompt = torch.tensor([numbers], dtype=torch.int64, device="cpu")
     if prompt.shape[1] == 0:

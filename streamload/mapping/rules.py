@@ -179,20 +179,27 @@ class NameMap(Shown):
     notices: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rules", tuple(self.rules))
+        rules = (self.rules,) if isinstance(self.rules, Rule) else tuple(self.rules)
+        wrong = next((rule for rule in rules if not isinstance(rule, Rule)), None)
+        if wrong is not None:
+            raise TypeError(
+                f"a NameMap is made of Rules, not of {wrong!r}; a dict of names is a mapping itself"
+            )
+        object.__setattr__(self, "rules", rules)
 
     def _card(self) -> Card:
         count = plural(len(self.rules), "rule")
         layers = "" if self.layers is None else f", {plural(self.layers, 'layer')}"
         rows = [rule.cells for rule in self.rules]
-        left = len(rows) - _SHOWN_RULES
+        body = [" ".join(filter(None, row)) for row in rows[:_SHOWN_RULES]]
+        if len(rows) > _SHOWN_RULES:
+            body.append(f"… and {len(rows) - _SHOWN_RULES} more in .rules")
         return Card(
             f"NameMap{f' of {self.model_type}' if self.model_type else ''}: {count}{layers}",
             facts=(("tied", ", ".join(map(" = ".join, self.ties))),) if self.ties else (),
             notices=self.notices,
-            body=tuple(" ".join(filter(None, row)) for row in rows[:_SHOWN_RULES]),
+            body=tuple(body),
             sections=(Section("rules", len(rows), lambda: rows),),
-            hint=f"and {left} more in .rules" if left > 0 else "",
         )
 
     @cached_property

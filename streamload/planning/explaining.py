@@ -100,7 +100,10 @@ def _with_hints(names: Sequence[str], others: Sequence[str]) -> str:
         if len(name) > _LONGEST:
             continue
         close = difflib.get_close_matches(name, others, n=1, cutoff=0.8)
-        shown[at] += f" (close to {close[0]!r})" if close else ""
+        if name in close:
+            shown[at] += " (in both, but the mapping leaves it out)"
+        elif close:
+            shown[at] += f" (close to {close[0]!r})"
     return wording.listed(shown, more=", … and {left} more")
 
 

@@ -13,6 +13,7 @@ from streamload.adapters.opening import open_values
 from streamload.core.errors import CheckpointError, PlanError
 from streamload.core.options import bound_of_shards, settings_from
 from streamload.core.report import ExportReport, LoadedTensor
+from streamload.core.signatures import answers_unknown
 from streamload.core.specs import Catalog
 from streamload.core.wording import listed, printable
 from streamload.engine.reduce import compare
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     import torch
 
 
+@answers_unknown
 def convert(
     source: str | os.PathLike[str],
     path: str | os.PathLike[str],

@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from streamload.core.wording import format_bytes, printable, shortened, without_secrets
@@ -66,10 +66,14 @@ class _Line:
         now = time.perf_counter()
         if now >= self._next_s:
             self._next_s = now + _BETWEEN_S
-            self._draw(self._text(now), self._share, False)
+            self._show(now, is_last=False)
 
     def end(self) -> None:
-        self._draw(self._text(time.perf_counter()), self._share, True)
+        self._show(time.perf_counter(), is_last=True)
+
+    def _show(self, now_s: float, *, is_last: bool) -> None:
+        with suppress(OSError, ValueError):  # a stream that is gone is no reason to stop loading
+            self._draw(self._text(now_s), self._share, is_last)
 
     @property
     def _share(self) -> float:
@@ -87,12 +91,14 @@ def _in_terminal() -> Draw | None:
     if stream is None or not stream.isatty() or os.environ.get("TERM") == "dumb":
         return None
 
+    full, empty = "━·" if "utf" in (stream.encoding or "").lower() else "#."
+
     def draw(text: str, share: float, is_last: bool) -> None:
         # One column stays free: a full line makes some terminals begin the next one.
         width = shutil.get_terminal_size().columns - 1
         if len(text) + _CELLS + 2 <= width:
             filled = int(share * _CELLS)
-            text += "  " + "━" * filled + "·" * (_CELLS - filled)
+            text += "  " + full * filled + empty * (_CELLS - filled)
         stream.write(f"\r\x1b[2K{'' if is_last else shortened(text, width)}")
         stream.flush()
 

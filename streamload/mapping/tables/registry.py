@@ -79,6 +79,11 @@ def mapping_for(model_type: str, config: Mapping[str, Any]) -> NameMap:
     Raises:
         ValueError: there is no table for ``model_type``.
     """
+    if not isinstance(config, Mapping):
+        what = ": config() of a source gives it and notices" if isinstance(config, tuple) else ""
+        raise TypeError(
+            f"config must be the dict in config.json, not {type(config).__name__}{what}"
+        )
     return _tables(model_type)[0]({**config, "model_type": model_type})
 
 
