@@ -1,4 +1,4 @@
-"""Empty pictures under a title, and finished ones as files. Matplotlib's own state stays as it is."""
+"""Empty pictures under a title, finished ones as files; matplotlib's own state stays as it is."""
 
 import contextlib
 import io
@@ -25,8 +25,10 @@ _LINE = 1.35 / 72
 @contextlib.contextmanager
 def settings(look: Look | None = None) -> Iterator[None]:
     """Names are not formulas, and hatches are thin."""
-    size = {} if look is None else {"font.size": look.font_points}
-    with matplotlib.rc_context({"text.parse_math": False, "hatch.linewidth": 0.7, **size}):
+    chosen: dict[Any, Any] = {"text.parse_math": False, "hatch.linewidth": 0.7}
+    if look is not None:
+        chosen["font.size"] = look.font_points
+    with matplotlib.rc_context(chosen):
         yield
 
 

@@ -33,21 +33,21 @@ figcaption, .small { color: var(--muted); font-size: .85rem; }
 .scroll:focus-visible { outline: 2px solid; }
 table { border-collapse: separate; border-spacing: 0; width: 100%; font-size: .8rem;
   font-variant-numeric: tabular-nums; }
-th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); text-align: left;
+th, td { padding: .35rem .5rem; border-bottom: 1px solid var(--line); text-align: left;
   white-space: nowrap; vertical-align: top; overflow-wrap: normal; }
+thead th { white-space: normal; vertical-align: bottom; line-height: 1.2; }
 tbody tr:last-child > * { border-bottom: 0; }
 td.number, th.number { text-align: right; }
 td.words { white-space: normal; min-width: 16rem; overflow-wrap: anywhere; }
 tbody th, thead th:first-child { position: sticky; left: 0; background: var(--page);
-  border-right: 1px solid var(--line); font-weight: 600; white-space: normal; min-width: 12rem;
+  border-right: 1px solid var(--line); font-weight: 600; white-space: normal; min-width: 10.5rem;
   max-width: 20rem; overflow-wrap: anywhere; }
-tbody th span { display: block; color: var(--muted); font-weight: normal; }
 tr.ours > * { background: var(--ours); }
 tr.bad td, tr.bad th { color: var(--bad); } tr.off td, tr.off th { color: var(--muted); }
 .note { border-left: 4px solid var(--note); padding-left: .75rem; }
 .only-narrow { display: none; }
 @media (max-width: 640px) { body { padding: .75rem; } .only-narrow { display: block; }
-  tbody th, thead th:first-child { min-width: 8.5rem; max-width: 8.5rem; } }
+  tbody th, thead th:first-child { min-width: 8.5rem; max-width: 11rem; } }
 """
 
 _METHOD = (
@@ -121,11 +121,11 @@ def _picture(
 
 def _table(lines: Sequence[dict[str, Any]]) -> str:
     """The loaders' names stay in sight where the figures have to be scrolled."""
-    shown = [place for place, name in enumerate(tables.COLUMNS) if name != "delivers"]
     head = "".join(
-        f'<th{_kind(place)} scope="col">{_text(tables.COLUMNS[place])}</th>' for place in shown
+        f'<th{_kind(place)} scope="col">{_text(name)}</th>'
+        for place, name in enumerate(tables.COLUMNS)
     )
-    body = "".join(_row(row, shown[1:]) for row in rows_of(lines))
+    body = "".join(map(_row, rows_of(lines)))
     return (
         '<p class="small only-narrow">The table is wider than this page: it scrolls sideways.</p>'
         '<div class="scroll" tabindex="0" role="region" aria-label="Figures of each loader">'
@@ -133,16 +133,14 @@ def _table(lines: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _row(row: Row, shown: Sequence[int]) -> str:
-    name = f'<th scope="row">{_text(row.label)}<span>{_text(row.delivers)}</span></th>'
-    if row.median is None:
-        kind = "bad" if row.is_bad else "off"
-        words = _text(tables.why_not(row))
-        return f'<tr class="{kind}">{name}<td class="words" colspan="{len(shown)}">{words}</td></tr>'
-    found = tables.cells(row)
-    cells = "".join(f"<td{_kind(place)}>{_text(found[place])}</td>" for place in shown)
-    kind = ' class="bad"' if row.is_bad else ' class="ours"' if row.is_ours else ""
-    return f"<tr{kind}>{name}{cells}</tr>"
+def _row(row: Row) -> str:
+    name, *found = map(_text, tables.cells(row))
+    cells = [f"<td{_kind(place)}>{cell}</td>" for place, cell in enumerate(found, start=1)]
+    kind = "bad" if row.is_bad else "ours" if row.is_ours else "off" if not row.applies else "peer"
+    if row.median is None:  # words take the room of the figures
+        words = f'<td class="words" colspan="{len(cells) - 1}">{_text(tables.why_not(row))}</td>'
+        cells = [words, cells[-1]]
+    return f'<tr class="{kind}"><th scope="row">{name}</th>{"".join(cells)}</tr>'
 
 
 def _kind(place: int) -> str:
