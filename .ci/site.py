@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +32,7 @@ _LINK = re.compile(
     r"^```.*?^```|`[^`\n]+`|(!?)\[((?:`[^`]*`|[^\]`])*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)",
     re.MULTILINE | re.DOTALL,
 )
+_HELP = re.compile(r"^<!-- help: (\w+) -->$", re.MULTILINE)
 
 
 def on_files(files: Files, config: Any, **_: Any) -> Files:
@@ -59,4 +61,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         relative = posixpath.relpath(place, posixpath.dirname(here) or ".")
         return f"{picture}[{text}]({relative}{anchor or ''})"
 
-    return _LINK.sub(moved, markdown)
+    return _HELP.sub(_help, _LINK.sub(moved, markdown))
+
+
+def _help(marker: re.Match[str]) -> str:
+    """What ``streamload COMMAND --help`` prints, as a block."""
+    from streamload.cli import main
+
+    done = CliRunner().invoke(main, [marker[1], "--help"], env={"COLUMNS": "100"})
+    assert done.exit_code == 0, done.output
+    return f"```text\n{done.output.strip()}\n```"
