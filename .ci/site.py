@@ -1,7 +1,7 @@
 """What mkdocs is told beside mkdocs.yml: files from outside of docs/ are pages too.
 
-Each text has one place in the repository, where its links work as they are on any code host. For the
-site, links are followed from there, and one to a file that is not on the site becomes plain text.
+Each text has one place in the repository, where its links work as they are on any code host. For
+the site, links are followed from there; one to a file that is not on the site becomes plain text.
 """
 
 from __future__ import annotations

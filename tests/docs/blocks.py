@@ -1,7 +1,7 @@
 """The code of the documentation: what of each page is run, and how.
 
-``python`` blocks share one namespace with all others of their page; one with ``title="NAME"`` becomes that
-file instead. A line of a ``bash`` block is a command. ``text`` is shown, never run.
+``python`` blocks share one namespace with all others of their page; one with ``title="NAME"``
+becomes that file instead. A line of a ``bash`` block is a command. ``text`` is shown, never run.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Session:
             from streamload.cli import main
 
             result = CliRunner().invoke(main, arguments)
-            assert result.exit_code == 0, (self._page, line, result.output)
+            assert result.exit_code == 0, (self._page, line, result.output, result.exception)
         elif program == "python":
             environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
             done = subprocess.run(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import urllib.request
+import uuid
 import warnings
 from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import ROOT, Session, pages, runnable
+from tests.docs.blocks import ROOT, Session, blocks, pages, runnable
 from tests.docs.stand_ins import Servers, prepare, small
 from tests.support.remote import nothing_of_the_users, site, tree
 
@@ -35,19 +36,20 @@ def servers(site, tmp_path_factory, monkeypatch):
     }.items():
         monkeypatch.setenv(name, value)
     folder = tmp_path_factory.mktemp("served")
-    found = Servers(site, "s3://pages", folder, monkeypatch)
+    bucket = f"b{uuid.uuid4().hex}"  # moto's are of the whole process
+    found = Servers(site, f"s3://{bucket}", folder, monkeypatch)
     kind = {"Content-Type": "application/octet-stream"}
     for name, data in {"": b"", **tree(folder, "models/gpt2-xl/")}.items():
-        request = urllib.request.Request(f"{url}/pages/{name}", data, kind, method="PUT")
+        request = urllib.request.Request(f"{url}/{bucket}/{name}", data, kind, method="PUT")
         urllib.request.urlopen(request, timeout=10).close()
     yield found
     running.stop()
 
 
-@pytest.mark.parametrize("page", [page for page in pages() if any(runnable(page))])
+@pytest.mark.parametrize("page", [page for page in pages() if blocks(page)])
 def test_all_examples_run_in_order(page, tmp_path, monkeypatch, request):
-    blocks = list(runnable(page))
-    text = "".join(block.text for block in blocks)
+    run = list(runnable(page))
+    text = "".join(block.text for block in run)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STREAMLOAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("BENCH_DIR", str(tmp_path / "bench"))
@@ -61,7 +63,7 @@ def test_all_examples_run_in_order(page, tmp_path, monkeypatch, request):
 
     session = Session(page, stand_in)
     with warnings.catch_warnings():
-        for block in blocks:
+        for block in run:
             session.run(block)
 
 
