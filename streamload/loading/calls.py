@@ -136,7 +136,7 @@ def load_into(
 
     Raises:
         RankError: another rank failed, is gone, or has another file, module or options.
-        As ``load``.
+        StreamloadError: as ``load``.
     """
     check_module(module, path)
     settings = replace(settings_from(options), expected_layers=expected_layers)
