@@ -93,6 +93,10 @@ def number(*, above: float | None = None, least: float = 0.0, most: float | None
     return Parsed("number", parse)
 
 
+def _size_or_none(text: str) -> int | str:
+    return "none" if text.lower() == "none" else _size(text)
+
+
 def _indices(text: str) -> list[int]:
     """Those of ``0,1,5-7`` in the order given, each once."""
     found: dict[int, None] = {}
@@ -154,6 +158,7 @@ def one_of(names: Sequence[str]) -> Parsed:
 
 
 BYTES = Parsed("bytes", _size)
+BYTES_OR_NONE = Parsed("bytes|none", _size_or_none)
 BLOCK_BYTES = Parsed("bytes", _block_size)
 INDICES = Parsed("indices", _indices)
 SECONDS = number(above=0.0, most=999_999)

@@ -132,6 +132,15 @@ class TensorSpec:
             yield from part.files()
 
 
+def stored_parts(spec: TensorSpec) -> Iterator[TensorSpec]:
+    """What lies in files: the tensor itself, or all that an encoded one is made of."""
+    if spec.encoding is None:
+        yield spec
+        return
+    for part in spec.encoding.parts:
+        yield from stored_parts(part)
+
+
 def stored_bytes(specs: Iterable[TensorSpec]) -> int:
     """What tensors take in their files; ``nbytes`` is what their values take."""
     return sum([s.nbytes if s.encoding is None else stored_bytes(s.encoding.parts) for s in specs])

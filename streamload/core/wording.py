@@ -6,6 +6,9 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
+_LONGEST_COMPARED = 256
+_MOST_COMPARED = 2000
+_ALIKE = 0.6
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(?:[^/?#]*@)?([^?#]*)(?:[?#].*)?", re.DOTALL)
 
 
@@ -95,8 +98,32 @@ def section(
 
 def suggestion(name: str, known: Iterable[str], most: int = 1) -> str:
     """``; did you mean 'load'?``, or nothing if no known name is close."""
+    close = near_names(name, known, most)
+    return f"; did you mean {', '.join(map(repr, close))}?" if close else ""
+
+
+def near_names(name: str, known: Iterable[str], most: int) -> list[str]:
+    """Known names that share the most whole segments (between dots), of these the most alike.
+
+    Whole segments first: ``h.1.attn.c_atn.weight`` is meant to be of block 1, and ``c_attn`` is
+    found wherever it is a segment.
+    """
+    if len(name) > _LONGEST_COMPARED:
+        return []  # the comparison is quadratic
     import difflib
 
-    short = len(name) <= 256  # the comparison is quadratic
-    close = difflib.get_close_matches(name, list(known), n=most) if short else []
-    return f"; did you mean {', '.join(map(repr, close))}?" if close else ""
+    wanted = set(name.split("."))
+    lacking: dict[int, list[str]] = {}
+    for one in known:
+        lacking.setdefault(len(wanted.difference(one.split("."))), []).append(one)
+    if not lacking:
+        return []
+    least = min(lacking)
+    matcher = difflib.SequenceMatcher(b=name, autojunk=False)
+    alike: list[tuple[float, str]] = []
+    for one in lacking[least][:_MOST_COMPARED]:
+        matcher.set_seq1(one[:_LONGEST_COMPARED])
+        ratio = matcher.ratio()
+        if not least or ratio >= _ALIKE:
+            alike.append((ratio, one))
+    return [one for _, one in sorted(alike, key=lambda pair: -pair[0])[:most]]

@@ -80,8 +80,8 @@ def judge(f: Figures) -> Verdict:
     if copying is not None and moving >= _MEMORY_SHARE * copying:
         return Verdict(
             "memory bandwidth",
-            f"it moved at least {format_bytes(f.moved_bytes)} through memory, {format_bytes(moving)}/s, where plain "
-            f"copying reaches {format_bytes(copying)}/s",
+            f"it moved at least {format_bytes(f.moved_bytes)} through memory, "
+            f"{format_bytes(moving)}/s, where plain copying reaches {format_bytes(copying)}/s",
         )
     if used_up:
         share = copying and f"; of the memory's bandwidth it needed about {_share(moving, copying)}"
@@ -99,4 +99,3 @@ def judge(f: Figures) -> Verdict:
 def _share(part: float, whole: float) -> str:
     # Readahead fetches a little more than is needed.
     return f"{min(100.0, 100 * part / whole):.0f} %" if whole else "0 %"
-

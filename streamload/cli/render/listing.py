@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamload.cli.render.tables import columns, heading
 from streamload.core.display.folding import Row, by_block, fold
-from streamload.core.specs import Shape, TensorSpec, numel, stored_bytes
+from streamload.core.specs import Shape, TensorSpec, numel, stored_bytes, stored_parts
 from streamload.core.wording import format_bytes, listed, plural, printable
 
 if TYPE_CHECKING:
@@ -105,14 +105,6 @@ def _nbytes_by(source: Source, attribute: str) -> Counter[str]:
     sizes: Counter[str] = Counter()
     for spec in source.catalog.values():
         # What a tensor is made of may lie in several files.
-        for part in _stored(spec) if attribute == "file" else (spec,):
+        for part in stored_parts(spec) if attribute == "file" else (spec,):
             sizes[getattr(part, attribute)] += stored_bytes((part,))
     return sizes
-
-
-def _stored(spec: TensorSpec) -> Iterator[TensorSpec]:
-    if spec.encoding is None:
-        yield spec
-        return
-    for part in spec.encoding.parts:
-        yield from _stored(part)
