@@ -21,7 +21,11 @@ _CELLS = 20
 
 @contextmanager
 def shown_progress(
-    progress: Progress | Literal[True] | None, path: str, *, is_shown: bool = True
+    progress: Progress | Literal[True] | None,
+    path: str,
+    *,
+    doing: str = "loading",
+    is_shown: bool = True,
 ) -> Iterator[Progress | None]:
     """What a load calls: the caller's own function, or one that draws a line.
 
@@ -30,7 +34,8 @@ def shown_progress(
 
     Args:
         progress: as given to the call.
-        path: what is loaded.
+        path: what is loaded, or otherwise dealt with.
+        doing: the word for that.
         is_shown: False on all ranks but one.
     """
     if progress is not True:
@@ -40,7 +45,8 @@ def shown_progress(
     if draw is None:
         yield None
         return
-    line = _Line(f"loading {os.path.basename(without_secrets(path).rstrip('/')) or path}", draw)
+    name = os.path.basename(without_secrets(path).rstrip("/")) or path
+    line = _Line(f"{doing} {name}", draw)
     try:
         yield line
     finally:
