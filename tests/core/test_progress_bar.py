@@ -186,13 +186,18 @@ def test_ipython_in_a_terminal_is_a_terminal(terminal, clock):
     assert len(lines_of(terminal)) > 2
 
 
-@pytest.mark.parametrize("mode", ["stream", "map"])
-def test_a_load_shows_it(terminal, tmp_path, mode):
+def test_a_load_shows_it(terminal, tmp_path):
     path = write(tmp_path / "x.safetensors", {"w": torch.zeros(MIB)})
-    streamload.load_into(module_of({"w": (MIB,)}), path, mode=mode, progress=True)
+    streamload.load_into(module_of({"w": (MIB,)}), path, progress=True)
     *shown, last = lines_of(terminal)
     assert shown[0].startswith("loading x.safetensors")
     assert last == ""
+
+
+def test_what_is_mapped_is_ready_without_a_bar(terminal, tmp_path):
+    path = write(tmp_path / "x.safetensors", {"w": torch.zeros(MIB)})
+    streamload.load_into(module_of({"w": (MIB,)}), path, mode="map", progress=True)
+    assert terminal.getvalue() == ""
 
 
 def test_a_conversion_shows_it(terminal, tmp_path):

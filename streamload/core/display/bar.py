@@ -75,7 +75,8 @@ class _Line:
             self._show(now, is_last=False)
 
     def end(self) -> None:
-        self._show(time.perf_counter(), is_last=True)
+        if self._next_s:  # what is mapped moves nothing
+            self._show(time.perf_counter(), is_last=True)
 
     def _show(self, now_s: float, *, is_last: bool) -> None:
         with suppress(OSError, ValueError):  # a stream that is gone is no reason to stop loading
