@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import streamload
+from tests.support import stub
 
 NAMES = [
     "Chain", "CheckpointError", "CheckpointNotFoundError", "Concat", "DownloadError",
@@ -127,6 +128,20 @@ def test_every_option_shows_its_type_its_default_and_what_it_means(name: str) ->
     assert "dtype: torch.dtype | str | None = None" in text
     if name != "iter_tensors":
         assert "Literal['auto', 'stream', 'map']" in text
+
+
+def test_editors_and_type_checkers_see_the_same() -> None:
+    assert stub.PATH.read_text("utf-8") == stub.text(), "python -m tests.support.stub writes it"
+
+
+@pytest.mark.parametrize("name", TAKE_OPTIONS)
+def test_a_static_reader_completes_every_option(name: str) -> None:
+    """Jedi stands for editors that look at the files alone."""
+    jedi = pytest.importorskip("jedi")
+    (signature,) = jedi.Script(f"import streamload\nstreamload.{name}(").get_signatures()
+    parameters = list(inspect.signature(getattr(streamload, name)).parameters)
+    assert [p.name for p in signature.params if p.name != "*"] == parameters
+    assert all(f"\n    {option}: " in signature.docstring() for option in parameters)
 
 
 def test_choices_are_literals() -> None:

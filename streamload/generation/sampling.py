@@ -51,13 +51,7 @@ def generate(
             vocabulary, a number out of range, more positions than the model has, or parameters
             without values (on the meta device).
     """
-    if not isinstance(model, nn.Module):
-        is_loaded = isinstance(getattr(model, "model", None), nn.Module)
-        raise TypeError(
-            "the model is .model of what load returned"
-            if is_loaded
-            else f"the model must be a torch.nn.Module, not {type(model).__name__}"
-        )
+    _check_kinds(model, ids)
     device = _device_of(model)
     prompt = _prompt(model, ids).to(device)
     _check_numbers(max_new_tokens, temperature, top_k, top_p, seed)
@@ -73,6 +67,18 @@ def generate(
         _pick, temperature=float(temperature), top_k=top_k, top_p=top_p, generator=generator
     )
     return _steps(model, prompt, max_new_tokens, pick, _stops(stop_token))
+
+
+def _check_kinds(model: Any, ids: Any) -> None:
+    """Raise TypeError with what to pass instead, unless it is a module, and ids."""
+    if not isinstance(model, nn.Module):
+        if isinstance(getattr(model, "model", None), nn.Module):
+            raise TypeError("the model is .model of what load returned")
+        raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(ids, str):
+        raise TypeError("ids must be token ids, not text: encode it with the model's tokenizer")
+    if isinstance(ids, Mapping):
+        raise TypeError("ids must be token ids: the tokenizer's output has them as ['input_ids']")
 
 
 def _pick(
@@ -139,12 +145,6 @@ def _prompt(model: nn.Module, ids: Tensor | Sequence[int]) -> Tensor:
             raise ValueError(f"ids must be whole numbers, not {ids.dtype}")
         prompt = ids.detach().to(torch.int64)
     else:
-        if isinstance(ids, str | Mapping):
-            raise TypeError(
-                "ids must be token ids, not text: encode it with the model's tokenizer"
-                if isinstance(ids, str)
-                else "ids must be token ids: the tokenizer's output has them as ['input_ids']"
-            )
         numbers = [_whole("a token id", one, least=0) for one in ids]
         prompt = torch.tensor([numbers], dtype=torch.int64, device="cpu")
     if prompt.shape[1] == 0:

@@ -9,7 +9,7 @@ import torch
 
 import streamload
 from streamload.core.options import settings_from
-from tests.support.tiny import gpt2_tensors, meta_gpt2, same_bits, write_gpt2
+from tests.support.tiny import bag, gpt2_tensors, meta_gpt2, same_bits, write_gpt2
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +138,96 @@ class TestPlan:
         if len(given) == 2:
             with pytest.raises(TypeError, match=re.escape(message)):
                 streamload.load_into(*given, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda loaded, path: streamload.export(loaded, path), ".model of what load returned"),
+        (
+            lambda loaded, path: streamload.export(loaded.model, path, max_shard_size="1GB"),
+            "max_shard_bytes",
+        ),
+        (
+            lambda loaded, path: streamload.convert("x", path, torch_dtype="bf16"),
+            "it is called dtype",
+        ),
+        (
+            lambda loaded, path: streamload.open_checkpoint(path, timeout=1),
+            "did you mean 'timeout_s'",
+        ),
+        (
+            lambda loaded, path: streamload.generate(loaded, [1], max_new_tokens=1),
+            ".model of what load",
+        ),
+        (
+            lambda loaded, path: streamload.generate(loaded.model, "Hi", max_new_tokens=1),
+            "tokenizer",
+        ),
+        (
+            lambda loaded, path: streamload.generate(
+                loaded.model, {"input_ids": [1]}, max_new_tokens=1
+            ),
+            "['input_ids']",
+        ),
+        (
+            lambda loaded, path: streamload.generate(loaded.model, [1], max_length=3),
+            "max_new_tokens",
+        ),
+        (lambda loaded, path: streamload.iter_tensors(path, names="a"), "like ['a']"),
+        (lambda loaded, path: streamload.iter_tensors(path, layers=[0]), "load_state_dict does"),
+        (lambda loaded, path: streamload.iter_tensors(path, mode="map"), "load_state_dict does"),
+        (
+            lambda loaded, path: streamload.load(loaded.model.state_dict()),
+            "load_state_dict(tensors",
+        ),
+        (lambda loaded, path: streamload.load(path, device=0), "'cuda:0'"),
+        (lambda loaded, path: streamload.NameMap({"a": "b"}), "made of Rules"),
+        (
+            lambda loaded, path: streamload.mapping_for("gpt2", (loaded.config, ())),
+            "config() of a source",
+        ),
+    ],
+)
+def test_what_is_passed_by_mistake_is_answered(folder, tmp_path, call, message):
+    with pytest.raises(TypeError, match=re.escape(message)) as info:
+        call(streamload.load(folder), tmp_path / "out")
+    assert "\n" not in str(info.value)
+
+
+def test_an_open_source_is_no_path(folder):
+    with (
+        streamload.open_checkpoint(folder) as source,
+        pytest.raises(TypeError, match="not an open source"),
+    ):
+        streamload.load(source)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "gpu:1"}, "device 'gpu:1' is called 'cuda:1' here"),
+        ({"dtype": "bfloat"}, "did you mean 'bfloat16'?"),
+    ],
+)
+def test_a_value_of_elsewhere_is_answered(folder, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        streamload.load(folder, **options)
+
+
+@pytest.mark.parametrize(
+    "heads", [("generator", "discriminator"), ("model", "state_dict", "module"), ("a", "b")]
+)
+def test_every_state_dict_of_a_file_is_named(tmp_path, heads):
+    states = {head: {"w": torch.full((2,), float(n))} for n, head in enumerate(heads)}
+    torch.save({**states, "epoch": 3}, tmp_path / "x.pt")
+    with pytest.raises(streamload.StreamloadError, match="prefix=") as info:
+        streamload.load_into(bag({"w": (2,)}), tmp_path / "x.pt")
+    for at, head in enumerate(heads):
+        assert re.search(f"prefix=['\"]{head}", str(info.value))
+        module = bag({"w": (2,)})
+        streamload.load_into(module, tmp_path / "x.pt", prefix=head)
+        assert module.w.tolist() == [at, at]
 
 
 @pytest.mark.parametrize("value", [1, "yes", []])

@@ -16,12 +16,16 @@ if TYPE_CHECKING:
     from streamload.core.options import Progress
 
 _BETWEEN_S = 0.1
-_CELLS = 20
+_CELLS = 16
 
 
 @contextmanager
 def shown_progress(
-    progress: Progress | Literal[True] | None, path: str, *, is_shown: bool = True
+    progress: Progress | Literal[True] | None,
+    path: str,
+    *,
+    doing: str = "loading",
+    is_shown: bool = True,
 ) -> Iterator[Progress | None]:
     """What a load calls: the caller's own function, or one that draws a line.
 
@@ -30,7 +34,8 @@ def shown_progress(
 
     Args:
         progress: as given to the call.
-        path: what is loaded.
+        path: what is loaded, or otherwise dealt with.
+        doing: the word for that.
         is_shown: False on all ranks but one.
     """
     if progress is not True:
@@ -40,7 +45,8 @@ def shown_progress(
     if draw is None:
         yield None
         return
-    line = _Line(f"loading {os.path.basename(without_secrets(path).rstrip('/')) or path}", draw)
+    name = os.path.basename(without_secrets(path).rstrip("/")) or path
+    line = _Line(f"{doing} {name}", draw)
     try:
         yield line
     finally:
@@ -69,7 +75,8 @@ class _Line:
             self._show(now, is_last=False)
 
     def end(self) -> None:
-        self._show(time.perf_counter(), is_last=True)
+        if self._next_s:  # what is mapped moves nothing
+            self._show(time.perf_counter(), is_last=True)
 
     def _show(self, now_s: float, *, is_last: bool) -> None:
         with suppress(OSError, ValueError):  # a stream that is gone is no reason to stop loading
@@ -83,6 +90,7 @@ class _Line:
         elapsed_s = now_s - self._start_s
         rate = format_bytes(int(self._done / elapsed_s)) if elapsed_s > 0 else "0 B"
         done, total = format_bytes(self._done), format_bytes(self._total)
+        done = done.rjust(len(total))
         return f"{self._title} {self._share:4.0%}  {done} of {total}  {rate}/s  {elapsed_s:.1f} s"
 
 

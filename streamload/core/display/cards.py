@@ -130,7 +130,10 @@ _CARD = (
     "overflow-x:auto"
 )
 _TABLE = "border-collapse:collapse;margin:.3em 0;background:none;color:inherit;font-size:inherit"
-_CELL = "text-align:left;vertical-align:top;padding:.1em .8em .1em 0;border:0;background:none"
+_CELL = (
+    "text-align:left;vertical-align:top;white-space:pre-wrap;padding:.1em .8em .1em 0;border:0;"
+    "background:none"
+)
 _TOLD = "border-left:3px solid {};padding-left:.6em;margin:.3em 0"
 _MARKS = {"problem": "#d64545", "notice": "#c98a1b"}
 
