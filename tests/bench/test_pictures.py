@@ -15,7 +15,7 @@ from matplotlib.text import Text
 
 from bench.report import page, plots
 from bench.report.frame import png
-from bench.report.looks import DARK, LIGHT, Look, narrow
+from bench.report.looks import DARK, LIGHT, narrow
 from tests.bench.figures_for_pictures import CASES, FAILED, HEAD, LINES, hostile, line
 
 LOOKS = {"light": LIGHT, "dark": DARK, "narrow": narrow(LIGHT)}
@@ -29,27 +29,34 @@ def size_of(data: bytes) -> tuple[int, int]:
 
 
 def words_of(figure: Any) -> list[Text]:
+    """What is written in a picture; ticks beyond the end of an axis are not drawn."""
     figure.draw_without_rendering()
-    return [t for t in figure.findobj(Text) if t.get_text().strip() and t.get_visible()]
+    hidden = set()
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+        hidden |= {tick.label1 for tick in ticks if not low <= tick.get_loc() <= high}
+    words = figure.findobj(lambda found: isinstance(found, Text) and found not in hidden)
+    return [text for text in words if text.get_text().strip() and text.get_visible()]
 
 
 @pytest.mark.parametrize("what", DRAWN)
-@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("look", ["light", "narrow"])
 @pytest.mark.parametrize("case", CASES)
 def test_words_are_in_the_picture_and_do_not_cover_each_other(
     case: str, look: str, what: str
 ) -> None:
     figure = DRAWN[what](CASES[case], LOOKS[look])
     if figure is None:
-        nothing = case == "all failed" or case in ("floor alone", "nothing known")
-        assert nothing and (what == "over time" or case == "all failed")
+        undrawn = {"all failed", "floor alone", "nothing known"}
+        assert case in (undrawn if what == "over time" else {"all failed"})
         return
     words = words_of(figure)
     boxes = [word.get_window_extent() for word in words]
+    width, height = figure.bbox.size
     for word, box in zip(words, boxes, strict=True):
-        inside = figure.bbox.padded(1)
-        assert inside.x0 <= box.x0 and box.x1 <= inside.x1, word.get_text()
-        assert inside.y0 <= box.y0 and box.y1 <= inside.y1, word.get_text()
+        assert -1 <= box.x0 < box.x1 <= width + 1, word.get_text()
+        assert -1 <= box.y0 < box.y1 <= height + 1, word.get_text()
     for (one, a), (other, b) in itertools.combinations(zip(words, boxes, strict=True), 2):
         across = min(a.x1, b.x1) - max(a.x0, b.x0)
         down = min(a.y1, b.y1) - max(a.y0, b.y0)
@@ -202,7 +209,8 @@ def test_page_without_one_success_has_no_pictures() -> None:
     assert "x is not installed" in text
 
 
-def test_names_are_never_markup() -> None:
+def test_names_are_never_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "png", lambda _: b"")  # drawn, and not written
     text = page.render(hostile())
     assert "EVIL" in text
     reader = Reader()
