@@ -1,5 +1,6 @@
 """Files of figures: JSON lines, the first of which says what was measured, where and how."""
 
+import collections
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,8 +39,11 @@ def read_lines(paths: Sequence[str]) -> list[dict[str, Any]]:
             if ours != theirs:
                 raise ValueError(f"{paths[0]} has {key} {ours}, {path} has {theirs}")
         head["versions"] = {**other["versions"], **head["versions"]}
-        head["rounds"] = max(head["rounds"], other["rounds"])
-    return [head, *(line for run in runs for line in run[1:])]
+    lines = [line for run in runs for line in run[1:]]
+    taken = collections.Counter(line.get("peer") for line in lines)
+    if len(runs) > 1:
+        head["rounds"] = max(taken.values(), default=0)
+    return [head, *lines]
 
 
 def _read(path: str) -> Iterator[dict[str, Any]]:

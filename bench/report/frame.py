@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import matplotlib
@@ -57,9 +57,11 @@ def save(drawn: Iterable[tuple[str, Figure | None]], stem: str, look: Look) -> l
     return written
 
 
-def name(text: str, look: Look) -> str:
-    """A name that can be printed and is not too long."""
-    return shortened(printable(text), look.most_letters)
+def names(figure: Figure, texts: Iterable[str], look: Look) -> list[str]:
+    """Names that can be printed, none wider than a share of the picture."""
+    share = 0.42 if look.is_narrow else 0.3
+    fits = _fitting(figure, share * figure.bbox.width, size=look.font_points)
+    return [_cut(printable(text), fits) for text in texts]
 
 
 def framed(
@@ -90,23 +92,37 @@ def framed(
 
 def _titled(figure: Figure, head: dict[str, Any], what: str, look: Look) -> float:
     """Writes the title into a figure an inch high; returns the inches it takes."""
-    title = f"{name(tables.title(head), look)}: {what}"
+    (model,) = names(figure, [tables.title(head)], look)
     small = " · ".join(printable(words) for words in tables.circumstances(head))
     used = 0.3 * look.font_points * _LINE
     for text, at, size, weight, color in (
-        (title, " ", look.font_points + 2, "bold", look.ink),
+        (f"{model}: {what}", " ", look.font_points + 2, "bold", look.ink),
         (small, " · ", look.font_points - 1, "normal", look.muted),
     ):
-        shown = figure.text(0, 0, "", size=size, weight=weight, color=color, va="top")
-
-        def fits(line: str, shown: Any = shown) -> bool:
-            shown.set_text(line)
-            return bool(shown.get_window_extent().width < (figure.bbox.width - 0.2 * figure.dpi))
-
-        lines = wrapped(text, fits, at)
-        shown.set(text="\n".join(lines), position=(0.1 / look.width_inches, used))
+        fits = _fitting(figure, figure.bbox.width - 0.2 * figure.dpi, size=size, weight=weight)
+        lines = [_cut(line, fits) for line in wrapped(text, fits, at)]
+        across, down = 0.1 / look.width_inches, used
+        figure.text(across, down, "\n".join(lines), size=size, weight=weight, color=color, va="top")
         used += len(lines) * size * _LINE
     return used
+
+
+def _fitting(figure: Figure, most_px: float, **font: Any) -> Callable[[str], bool]:
+    """Whether a line of text in this font is at most so wide."""
+
+    def fits(line: str) -> bool:
+        text = figure.text(0, 0, line, **font)
+        width = text.get_window_extent().width
+        text.remove()
+        return bool(width <= most_px)
+
+    return fits
+
+
+def _cut(line: str, fits: Callable[[str], bool]) -> str:
+    while not fits(line) and len(line) > 8:
+        line = shortened(line, len(line) * 9 // 10)
+    return line
 
 
 def _set_height(figure: Figure, top: float, high: float) -> None:

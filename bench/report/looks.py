@@ -15,7 +15,6 @@ class Look:
     Attributes:
         scheme: ``light`` or ``dark``, as CSS names them.
         peers: hues of other loaders, in turn; the next time round they are dashed.
-        most_letters: of a loader's name; longer ones are shortened in the middle.
     """
 
     scheme: str
@@ -29,7 +28,6 @@ class Look:
     peers: tuple[str, ...]
     width_inches: float = 8.3
     font_points: float = 9
-    most_letters: int = 34
     is_narrow: bool = False
 
 
@@ -60,4 +58,4 @@ LOOKS = {look.scheme: look for look in (LIGHT, DARK)}
 
 def narrow(look: Look) -> Look:
     """The same for a phone's width: what stood side by side stands one above the other."""
-    return replace(look, width_inches=3.7, font_points=7.5, most_letters=24, is_narrow=True)
+    return replace(look, width_inches=3.7, font_points=7.5, is_narrow=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from bench.report.frame import framed, name, save, settings
+from bench.report.frame import framed, names, save, settings
 from bench.report.labels import spread
 from bench.report.looks import LIGHT, Look
 from bench.report.rows import Row, measured_rows
@@ -22,7 +22,7 @@ def save_all(lines: Sequence[dict[str, Any]], stem: str, look: Look = LIGHT) -> 
     What there are no figures for is not drawn.
     """
     drawn = (("time-memory", time_and_memory), ("over-time", memory_over_time))
-    return save(((name, draw(lines, look)) for name, draw in drawn), stem, look)
+    return save(((what, draw(lines, look)) for what, draw in drawn), stem, look)
 
 
 def time_and_memory(lines: Sequence[dict[str, Any]], look: Look = LIGHT) -> Figure | None:
@@ -43,9 +43,9 @@ def time_and_memory(lines: Sequence[dict[str, Any]], look: Look = LIGHT) -> Figu
         _spans(left, [row for row in rows if row.rounds > 1], rows, look)
         left.set_xlabel("seconds (x: times the floor, dashed)" if floor else "seconds")
         right.set_xlabel(f"peak memory over the start, {unit_name}")
-        names = [name(row.label, look) for row in rows]
+        labels = names(figure, (row.label for row in rows), look)
         for axis in axes:
-            shown = names if axis is left or look.is_narrow else [""] * len(rows)
+            shown = labels if axis is left or look.is_narrow else [""] * len(rows)
             axis.set_yticks(range(len(rows)), shown)
             axis.tick_params(axis="y", length=0)
             axis.set_ylim(len(rows) - 0.4, -0.6)
@@ -75,12 +75,13 @@ def memory_over_time(lines: Sequence[dict[str, Any]], look: Look = LIGHT) -> Fig
     with settings(look):
         high = max(15, 4 + len(traces)) if look.is_narrow else max(15, 2 + 0.9 * len(traces))
         figure, (axis,) = framed(lines[0], "memory while it loads", look, lines=high)
-        for (row, trace), style in zip(traces, _styles([r for r, _ in traces], look), strict=True):
+        labels = names(figure, (row.label for row, _ in traces), look)
+        styles = _styles([row for row, _ in traces], look)
+        for (row, trace), words, style in zip(traces, labels, styles, strict=True):
             seconds, sizes = [point[0] for point in trace], [point[1] / unit for point in trace]
             axis.plot(seconds, sizes, **style)
             dot = {key: style[key] for key in ("color", "zorder")}
             axis.plot(seconds[-1:], sizes[-1:], marker="o", markersize=4, **dot)
-            words = name(row.label, look)
             if not look.is_narrow:
                 peak = _short(_of(row, "peak_rss_bytes") / unit)
                 words += f"   {_seconds(_of(row, 'total_s'))}, peak {peak} {unit_name}"
@@ -111,9 +112,10 @@ def scale(
     rows = [Row(label, "", None) for label in series]
     with settings(look):
         figure, axes = framed(head, f"growth with {across}", look, lines=14, columns=2)
-        for row, style in zip(rows, _styles(rows, look), strict=True):
+        labels = names(figure, series, look)
+        for row, label, style in zip(rows, labels, _styles(rows, look), strict=True):
             sizes, seconds, nbytes = zip(*series[row.label], strict=True)
-            style |= {"marker": "o", "markersize": 3.5, "label": name(row.label, look)}
+            style |= {"marker": "o", "markersize": 3.5, "label": label}
             axes[0].loglog(sizes, seconds, **style)
             axes[1].loglog(sizes, [max(1, count) / MIB for count in nbytes], **style)
         for axis, what in zip(axes, ("seconds", "peak memory over the start, MiB"), strict=True):
