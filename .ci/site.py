@@ -71,6 +71,6 @@ def _made(marker: re.Match[str]) -> str:
         return f"```python\n{(ROOT / what).read_text(encoding='utf-8').strip()}\n```"
     from streamload.cli import main
 
-    done = CliRunner().invoke(main, [what, "--help"], env={"COLUMNS": "100"})
+    done = CliRunner().invoke(main, [what, "--help"], prog_name="streamload")
     assert done.exit_code == 0, done.output
     return f"```text\n{done.output.strip()}\n```"
