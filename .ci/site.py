@@ -32,7 +32,7 @@ _LINK = re.compile(
     r"^```.*?^```|`[^`\n]+`|(!?)\[((?:`[^`]*`|[^\]`])*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)",
     re.MULTILINE | re.DOTALL,
 )
-_HELP = re.compile(r"^<!-- help: (\w+) -->$", re.MULTILINE)
+_MADE = re.compile(r"^<!-- (help|file): (\S+) -->$", re.MULTILINE)
 
 
 def on_files(files: Files, config: Any, **_: Any) -> Files:
@@ -61,13 +61,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         relative = posixpath.relpath(place, posixpath.dirname(here) or ".")
         return f"{picture}[{text}]({relative}{anchor or ''})"
 
-    return _HELP.sub(_help, _LINK.sub(moved, markdown))
+    return _MADE.sub(_made, _LINK.sub(moved, markdown))
 
 
-def _help(marker: re.Match[str]) -> str:
-    """What ``streamload COMMAND --help`` prints, as a block."""
+def _made(marker: re.Match[str]) -> str:
+    """What ``streamload COMMAND --help`` prints, or a script, as a block."""
+    kind, what = marker.groups()
+    if kind == "file":
+        return f"```python\n{(ROOT / what).read_text(encoding='utf-8').strip()}\n```"
     from streamload.cli import main
 
-    done = CliRunner().invoke(main, [marker[1], "--help"], env={"COLUMNS": "100"})
+    done = CliRunner().invoke(main, [what, "--help"], prog_name="streamload")
     assert done.exit_code == 0, done.output
     return f"```text\n{done.output.strip()}\n```"

@@ -112,13 +112,6 @@ def test_the_version_is_said_once() -> None:
     assert re.findall(r"^version: (.*)$", cited, re.MULTILINE) == [PROJECT["version"]]
 
 
-def test_the_wheel_brings_one_package() -> None:
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert tomllib.loads(text)["tool"]["hatch"]["build"]["targets"]["wheel"] == {
-        "packages": ["streamload"]
-    }
-
-
 def test_pinned_versions_are_of_declared_packages() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {line.partition("==")[0].lower().replace("_", "-") for line in lines if line[0] != "#"}

@@ -20,8 +20,6 @@ from click.testing import CliRunner
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^( *)```(\w*)([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _SHOWN_ONLY = {"text", "json", "yaml"}
-_INCLUDED = "--8<--"
-"""Files of the repository that a page shows have tests of their own."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ def runnable(page: str) -> Iterator[Block]:
         AssertionError: a block is of no language that this module knows.
     """
     for block in blocks(page):
-        if _INCLUDED in block.text or block.language in _SHOWN_ONLY:
+        if block.language in _SHOWN_ONLY:
             continue
         assert block.language in ("python", "bash"), (page, block.line, block.language)
         yield block
