@@ -115,6 +115,11 @@ class Reach:
 AT_HAND = Reach()
 
 
+# Gaps between what a rank holds that are read through where they are shorter: a read of its own
+# costs as much, in calls (here twice the bytes at half the price) or, far away, in answers.
+GAP_BYTES, FAR_GAP_BYTES = 8 << 10, 256 << 10
+
+
 @dataclass(frozen=True)
 class Settings:
     """LoadOptions, checked and with defaults filled in."""
@@ -145,6 +150,7 @@ class Settings:
 
     staging_bytes: int = 32 << 20
     chunk_is_given: bool = True
+    gap_bytes: int = GAP_BYTES
 
     @property
     def reach(self) -> Reach:
