@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeAlias
 
+from streamload.core.quick_records import quickly_made
 from streamload.core.specs import TensorSpec
 from streamload.core.wording import listed
 from streamload.mapping.chaining import ByExpert
@@ -20,6 +21,7 @@ Mapper: TypeAlias = "NameMap | Mapping[str, str] | Callable[[str], str | None]"
 _WRAPPERS = (*KNOWN_WRAPPERS, "gpt_neox")
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """Stored names → target names.
