@@ -15,6 +15,7 @@ from streamload.mapping.transforms import UNSTATED, Transform
 # torch.compile (_orig_mod), DataParallel and DDP (module), and the classes that hold a base model.
 # FSDP's and activation checkpointing's stand anywhere in a name, as torch.compile's.
 _ANYWHERE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_DOTTED = tuple((part, f"{part}.") for part in _ANYWHERE)
 KNOWN_WRAPPERS = ("module", *_ANYWHERE, "model", "transformer")
 
 _SHOWN_RULES = 8
@@ -115,7 +116,7 @@ class Rule:
         label = f"[{self.transform.label}]" if self.transform.label else ""
         return joined(self.sources), f"→ {joined(self.targets) or '(ignored)'}", label
 
-    @property
+    @cached_property
     def ignores(self) -> bool:
         """True if what matches is not wanted."""
         return not self.targets
@@ -132,6 +133,11 @@ class Rule:
     def by_rank(self) -> bool:
         """True if the source's partitions are merged."""
         return any(t.has("rank") for t in self.source_templates)
+
+    @cached_property
+    def by_number(self) -> bool:
+        """True if a source is several stored tensors: a partition or an expert each."""
+        return self.by_rank or self.stacks
 
     @cached_property
     def stacks(self) -> bool:
@@ -256,8 +262,8 @@ def strip_wrappers(name: str, wrappers: tuple[str, ...]) -> str:
 
     Those that torch's own tools put in the middle of a name (``_orig_mod``) go from anywhere.
     """
-    for part in _ANYWHERE:
-        if part in wrappers and f"{part}." in name:
+    for part, dotted in _DOTTED:
+        if dotted in name and part in wrappers:
             name = ".".join(p for p in name.split(".") if p != part)
     while True:
         head, dot, rest = name.partition(".")

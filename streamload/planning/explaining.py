@@ -16,7 +16,7 @@ from streamload.core.findings import Finding
 from streamload.core.report import ShapeMismatch
 from streamload.core.specs import TensorSpec
 from streamload.planning.mending import mending_rules
-from streamload.planning.placing import PlanBuilder
+from streamload.planning.placing.builder import PlanBuilder
 
 # Comparing every name with every other is quadratic: only the first few get a suggestion.
 _SUGGESTED = 5

@@ -11,7 +11,7 @@ from streamload.mapping.fields import short, too_many
 from streamload.mapping.rules import NameMap
 from streamload.mapping.tables.registry import layer_count_field
 from streamload.planning.explaining import listed
-from streamload.planning.placing import PlanBuilder
+from streamload.planning.placing.builder import PlanBuilder
 from streamload.planning.records import PlannedTensor, TargetSpec
 
 _INITIALISED = "initialised by transformers"

@@ -15,7 +15,7 @@ from streamload.core.specs import Shape
 from streamload.core.wording import listed
 from streamload.mapping.binding import Mapper, bind, bind_equal
 from streamload.mapping.templates import name_key
-from streamload.planning.placing import PlanBuilder
+from streamload.planning.placing.builder import PlanBuilder
 from streamload.planning.records import PlannedTensor
 
 _SHOWN = 4
