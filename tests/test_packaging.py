@@ -19,7 +19,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 # Distributions that are not called like what they are imported as.
 DISTRIBUTIONS = {"yaml": "pyyaml"}
 # Not for those who use streamload.
-FOR_DEVELOPMENT = {"test", "bench", "release"}
+FOR_DEVELOPMENT = {"test", "bench", "docs", "release"}
 
 
 def names_in(requirements: list[str]) -> set[str]:
@@ -108,6 +108,8 @@ def test_core_is_what_the_readme_says() -> None:
 
 def test_the_version_is_said_once() -> None:
     assert streamload.__version__ == PROJECT["version"]
+    cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.findall(r"^version: (.*)$", cited, re.MULTILINE) == [PROJECT["version"]]
 
 
 def test_pinned_versions_are_of_declared_packages() -> None:

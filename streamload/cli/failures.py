@@ -18,6 +18,7 @@ import click
 
 from streamload.cli.render.tables import say
 from streamload.core.errors import MemoryBudgetError, PlanError, StreamloadError
+from streamload.core.habits import answer_to
 from streamload.core.wording import printable
 
 _MOST_LINES = 4
@@ -29,6 +30,7 @@ _ARGUMENT = re.compile(
     r"timeout_s|download)="
     r"(True(?: \(--force\))?|False|'[^']*'|[\w.:]*)"
 )
+_CALLED = re.compile(r"called (\w+) here")
 
 
 def exit_code(error: BaseException) -> int | None:
@@ -122,6 +124,8 @@ def failures_as_one_line(meta: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except _CLICKS_OWN as error:
+        if isinstance(error, click.NoSuchOption):
+            _answer(error)
         if isinstance(error, click.ClickException) and error.message:
             vars(error)["message"] = printable(error.message)
         raise
@@ -138,6 +142,15 @@ def failures_as_one_line(meta: Mapping[str, Any]) -> Iterator[None]:
             say(json.dumps(failure_as_dict(error)), raw=True)
         say(f"streamload: error: {one_line(error)}", err=True)
         raise SystemExit(code) from None
+
+
+def _answer(error: click.NoSuchOption) -> None:
+    """Say what an option of other programs is called here."""
+    answer = as_options(answer_to(error.option_name))
+    if answer:
+        answer = _CALLED.sub(lambda m: f"called --{m[1].replace('_', '-')} here", answer)
+        vars(error)["message"] = f"No such option: {error.option_name}{answer}"
+        error.possibilities = None
 
 
 def _leave_stdout_alone() -> None:

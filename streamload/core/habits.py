@@ -63,6 +63,14 @@ _ANSWERS = {
     "config": "config.json beside the weights is read; for another one build the module, load_into",
     "model": "load_into(module, path) fills a module of your own",
     "max_shard_size": "it is called max_shard_bytes here, in bytes",
+    "safe_serialization": "safetensors is what is written: leave it out",
+    "save_directory": "it is called path here",
+    "save_path": "it is called path here",
+    "do_sample": "a temperature above 0 draws",
+    "max_length": "it is called max_new_tokens here, without the prompt",
+    "max_tokens": "it is called max_new_tokens here",
+    "eos_token_id": "it is called stop_token here",
+    "input_ids": "it is called ids here",
 }
 
 

@@ -115,6 +115,11 @@ class Reach:
 AT_HAND = Reach()
 
 
+# Gaps between what a rank holds that are read through where they are shorter: a read of its own
+# costs as much, in calls (here twice the bytes at half the price) or, far away, in answers.
+GAP_BYTES, FAR_GAP_BYTES = 8 << 10, 256 << 10
+
+
 @dataclass(frozen=True)
 class Settings:
     """LoadOptions, checked and with defaults filled in."""
@@ -145,6 +150,7 @@ class Settings:
 
     staging_bytes: int = 32 << 20
     chunk_is_given: bool = True
+    gap_bytes: int = GAP_BYTES
 
     @property
     def reach(self) -> Reach:
@@ -265,9 +271,13 @@ def _device(value: Any) -> str | Mapping[str, str]:
 
 def _device_name(value: Any) -> str:
     """As given; ``cpu`` without a number. Whether there is such a device is told by the plan."""
+    if isinstance(value, int):
+        raise TypeError(f"device must be a name like 'cuda:{value:d}', not {value!r}")
     name = "cpu" if value is None else str(value)
     if name == "auto":
         return _best_device()
+    if name.partition(":")[0].lower() == "gpu":
+        raise ValueError(f"device {name!r} is called {name.lower().replace('gpu', 'cuda')!r} here")
     return "cpu" if name.partition(":")[0] == "cpu" and name[4:].isdigit() else name
 
 

@@ -6,6 +6,7 @@ Python (``help``, ``inspect.signature``, IPython, Jupyter) sees the options as p
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 
 from typing_extensions import get_type_hints
 
+from streamload.core.habits import unknown_options
 from streamload.core.options import DEFAULTS, LoadOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -45,6 +47,19 @@ def shows_options(
         return function
 
     return decorate
+
+
+def answers_unknown(function: F) -> F:
+    """A decorator: keyword arguments that there are not are told what they are called here."""
+    known = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        if not options.keys() <= set(known):
+            raise TypeError(unknown_options([n for n in options if n not in known], known))
+        return function(*args, **options)
+
+    return call  # type: ignore[return-value]
 
 
 def _signature(

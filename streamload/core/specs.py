@@ -12,6 +12,7 @@ from streamload.core.display.cards import Card, Shown
 from streamload.core.display.stored import catalog_card
 from streamload.core.dtypes import BY_NAME, nbytes_of
 from streamload.core.encoding import Encoding
+from streamload.core.quick_records import quickly_made
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -54,6 +55,7 @@ def size_of(dtype: str, shape: Shape) -> int:
     return nbytes_of(BY_NAME[dtype], shape) or 0
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Extent:
     """A range of bytes of one file."""
@@ -63,6 +65,7 @@ class Extent:
     nbytes: int
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """A stored tensor, as its file's header describes it.
@@ -180,6 +183,7 @@ class Catalog(Shown, Mapping[str, TensorSpec]):
         return stored_bytes(self.tensors.values())
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class StridedCopy:
     """Which stored elements go where: two strided views of one shape.

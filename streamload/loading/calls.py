@@ -25,6 +25,7 @@ from streamload.loading.resolving import resolve
 from streamload.loading.running import Run, plan_only, run
 from streamload.mapping.binding import Mapper
 from streamload.module.commit import OnAssign, commit
+from streamload.module.given import check_module
 from streamload.module.joining import confirming, together
 from streamload.planning.explaining import exact_notices, scale_notices
 from streamload.planning.records import Plan
@@ -135,9 +136,9 @@ def load_into(
 
     Raises:
         RankError: another rank failed, is gone, or has another file, module or options.
-        As ``load``.
+        StreamloadError: as ``load``.
     """
-    _check_order(module, path)
+    check_module(module, path)
     settings = replace(settings_from(options), expected_layers=expected_layers)
     with (
         together(module, settings.timeout_s) as ranks,
@@ -224,7 +225,7 @@ def _plan_into(
     expected_layers: int | None,
     options: LoadOptions,
 ) -> Plan:
-    _check_order(module, path)
+    check_module(module, path)
     settings = replace(settings_from(options), expected_layers=expected_layers)
     pause = without_collections(_MANY)
     with pause, open_values(path, settings, kept=lambda: _kept(module, mapping)) as source:
@@ -237,21 +238,6 @@ def plan_checkpoint(path: str | os.PathLike[str], **options: Unpack[LoadOptions]
     settings = settings_from(options, mode="auto")
     with open_values(path, settings) as source:
         return plan_only(build(source, settings)[2], attaches=True)
-
-
-def _check_order(module: Any, path: Any) -> None:
-    """Raise TypeError unless the module comes first, and the path is one."""
-    if isinstance(module, Loaded):
-        raise TypeError("the module is .model of what load returned")
-    if isinstance(module, type) and issubclass(module, nn.Module):
-        raise TypeError(f"{module.__name__} is a class: pass a module built of it")
-    if not isinstance(module, nn.Module):
-        turned = isinstance(path, nn.Module)
-        raise TypeError(
-            "the module comes first, then the path"
-            if turned
-            else f"the module must be a torch.nn.Module, not {type(module).__name__}"
-        )
 
 
 def _kept(module: nn.Module, mapping: str | Mapper) -> list[str]:

@@ -65,7 +65,7 @@ def load_transformers(
 
     Raises:
         MissingExtraError: transformers is not installed.
-        As ``load``.
+        StreamloadError: as ``load``.
     """
     values = dict(options)
     wanted = values.pop("distributed_config", None)

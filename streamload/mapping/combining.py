@@ -195,7 +195,7 @@ class Unstack(Transform):
 
 @dataclass(frozen=True, slots=True)
 class HeadSplit(Transform):
-    """GPT-NeoX's fused rows [head][part][head_dim] cut into ``parts`` targets (q, k, v)."""
+    """GPT-NeoX's fused rows ``[head][part][head_dim]`` cut into ``parts`` targets (q, k, v)."""
 
     heads: int
     parts: int = 3

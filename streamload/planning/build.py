@@ -16,7 +16,8 @@ from streamload.planning.explaining import explain, listed
 from streamload.planning.gaps import common_dtype, fate_of, find_gaps, map_notices, tied_groups
 from streamload.planning.mending import explaining_prefix, square_findings
 from streamload.planning.needed_memory import needed_memory
-from streamload.planning.placing import PlanBuilder, place
+from streamload.planning.placing.builder import PlanBuilder
+from streamload.planning.placing.placement import place
 from streamload.planning.records import Plan, PlannedTensor, Targets
 from streamload.system.gc_pause import without_collections
 

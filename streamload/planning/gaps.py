@@ -11,11 +11,11 @@ from streamload.mapping.fields import short, too_many
 from streamload.mapping.rules import NameMap
 from streamload.mapping.tables.registry import layer_count_field
 from streamload.planning.explaining import listed
-from streamload.planning.placing import PlanBuilder
+from streamload.planning.placing.builder import PlanBuilder
 from streamload.planning.records import PlannedTensor, TargetSpec
 
-_INITIALISED = "initialised as transformers does it"
-_LEFT, _ON_META = "left as they were", "left on meta, without values"
+_INITIALISED = "initialised by transformers"
+_LEFT, _ON_META = "left unchanged", "left on meta without values"
 
 
 def find_gaps(builder: PlanBuilder, table: NameMap | None) -> tuple[list[str], list[str]]:

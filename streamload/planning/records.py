@@ -12,12 +12,14 @@ from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import PlanError
 from streamload.core.findings import Finding, fold, in_words
 from streamload.core.options import Settings
+from streamload.core.quick_records import quickly_made
 from streamload.core.report import LoadedTensor, LoadReport, MemoryReport, ShapeMismatch
 from streamload.core.specs import Shape, StridedCopy, TensorSpec, numel, size_of, stored_bytes
 from streamload.core.wording import format_bytes, printable
 from streamload.ranks.shards import Shard
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class TargetSpec:
     """One tensor of a module.
@@ -90,6 +92,7 @@ class Targets(Mapping[str, TargetSpec]):
         return any(s.is_meta and s.kind == "parameter" for s in self.specs)
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class MappedView:
     """A target that is a view of one stored tensor's bytes; numbers in elements."""
@@ -99,6 +102,7 @@ class MappedView:
     strides: Shape
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
     """One target, where its values come from, and how it is laid out.

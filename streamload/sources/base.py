@@ -72,6 +72,22 @@ class Source(Shown, ABC):
     def read_into(self, extent: Extent, buffer: memoryview, *, tensor: str | None = None) -> None:
         """Fill ``buffer`` (``extent.nbytes`` writable bytes) with the extent's bytes."""
 
+    def read_rows(
+        self, first: Extent, stride_bytes: int, buffer: memoryview, *, tensor: str | None = None
+    ) -> None:
+        """Fill ``buffer`` with whole rows of a file, end to end; as ``read_into`` otherwise.
+
+        Args:
+            first: the first row; all are of its length.
+            stride_bytes: from the beginning of one row to that of the next.
+            buffer: as long as a whole number of rows; the caller's throughout.
+            tensor: whose rows these are, for messages.
+        """
+        size, offset = first.nbytes, first.offset
+        for at in range(0, buffer.nbytes, size):
+            self.read_into(Extent(first.file, offset, size), buffer[at : at + size], tensor=tensor)
+            offset += stride_bytes
+
     @abstractmethod
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor's values in memory of their own, stored dtype and shape, contiguous."""

@@ -143,6 +143,7 @@ class PeakSampler:
         self._record = record or most is not None
         self._most = most
         self._every, self._seen = 1, 0
+        self._last = (0.0, _NOTHING)
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -175,6 +176,8 @@ class PeakSampler:
     def __exit__(self, *exc: object) -> None:
         try:
             self._sample()
+            if self._record and self.samples[-1] is not self._last:
+                self.samples.append(self._last)
         finally:
             self._end()
 
@@ -191,8 +194,9 @@ class PeakSampler:
             self._keep(now)
 
     def _keep(self, now: ProcessMemory) -> None:
+        self._last = (time.perf_counter() - self._start_s, now)
         if self._record and self._seen % self._every == 0:
-            self.samples.append((time.perf_counter() - self._start_s, now))
+            self.samples.append(self._last)
             if self._most is not None and len(self.samples) > self._most:
                 del self.samples[1::2]
                 self._every *= 2

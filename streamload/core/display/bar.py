@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from streamload.core.wording import format_bytes, printable, shortened, without_secrets
@@ -16,12 +16,16 @@ if TYPE_CHECKING:
     from streamload.core.options import Progress
 
 _BETWEEN_S = 0.1
-_CELLS = 20
+_CELLS = 16
 
 
 @contextmanager
 def shown_progress(
-    progress: Progress | Literal[True] | None, path: str, *, is_shown: bool = True
+    progress: Progress | Literal[True] | None,
+    path: str,
+    *,
+    doing: str = "loading",
+    is_shown: bool = True,
 ) -> Iterator[Progress | None]:
     """What a load calls: the caller's own function, or one that draws a line.
 
@@ -30,7 +34,8 @@ def shown_progress(
 
     Args:
         progress: as given to the call.
-        path: what is loaded.
+        path: what is loaded, or otherwise dealt with.
+        doing: the word for that.
         is_shown: False on all ranks but one.
     """
     if progress is not True:
@@ -40,7 +45,8 @@ def shown_progress(
     if draw is None:
         yield None
         return
-    line = _Line(f"loading {os.path.basename(without_secrets(path).rstrip('/')) or path}", draw)
+    name = os.path.basename(without_secrets(path).rstrip("/")) or path
+    line = _Line(f"{doing} {name}", draw)
     try:
         yield line
     finally:
@@ -66,10 +72,15 @@ class _Line:
         now = time.perf_counter()
         if now >= self._next_s:
             self._next_s = now + _BETWEEN_S
-            self._draw(self._text(now), self._share, False)
+            self._show(now, is_last=False)
 
     def end(self) -> None:
-        self._draw(self._text(time.perf_counter()), self._share, True)
+        if self._next_s:  # what is mapped moves nothing
+            self._show(time.perf_counter(), is_last=True)
+
+    def _show(self, now_s: float, *, is_last: bool) -> None:
+        with suppress(OSError, ValueError):  # a stream that is gone is no reason to stop loading
+            self._draw(self._text(now_s), self._share, is_last)
 
     @property
     def _share(self) -> float:
@@ -79,6 +90,7 @@ class _Line:
         elapsed_s = now_s - self._start_s
         rate = format_bytes(int(self._done / elapsed_s)) if elapsed_s > 0 else "0 B"
         done, total = format_bytes(self._done), format_bytes(self._total)
+        done = done.rjust(len(total))
         return f"{self._title} {self._share:4.0%}  {done} of {total}  {rate}/s  {elapsed_s:.1f} s"
 
 
@@ -87,12 +99,14 @@ def _in_terminal() -> Draw | None:
     if stream is None or not stream.isatty() or os.environ.get("TERM") == "dumb":
         return None
 
+    full, empty = "━·" if "utf" in (stream.encoding or "").lower() else "#."
+
     def draw(text: str, share: float, is_last: bool) -> None:
         # One column stays free: a full line makes some terminals begin the next one.
         width = shutil.get_terminal_size().columns - 1
         if len(text) + _CELLS + 2 <= width:
             filled = int(share * _CELLS)
-            text += "  " + "━" * filled + "·" * (_CELLS - filled)
+            text += "  " + full * filled + empty * (_CELLS - filled)
         stream.write(f"\r\x1b[2K{'' if is_last else shortened(text, width)}")
         stream.flush()
 

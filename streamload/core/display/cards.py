@@ -19,7 +19,7 @@ Rows: TypeAlias = Callable[[], Iterable[Sequence[str]]]
 
 # A terminal's 80 columns; what a notebook shows in one cell of a table.
 _COLUMNS, _CELL_CHARS = 80, 160
-_MOST_PROBLEMS, _MOST_NOTICES, _MOST_LINES = 4, 3, 12
+_MOST_PROBLEMS, _MOST_NOTICES, _LINES_EACH, _MOST_LINES = 4, 3, 2, 12
 _MOST_ROWS, _MOST_CHARS = 400, 52_000
 
 
@@ -88,8 +88,14 @@ def _first(word: str, texts: Sequence[str], most: int) -> list[str]:
     """The first few, each on two lines at most."""
     lines: list[str] = []
     for text in texts[:most]:
-        line = shortened(printable(f"{word}: {text}"), 2 * _COLUMNS - 20)
-        lines += wrap(line, _COLUMNS - 2, initial_indent="  ", subsequent_indent="    ")[:3]
+        lines += wrap(
+            printable(f"{word}: {text}"),
+            _COLUMNS - 1,
+            initial_indent="  ",
+            subsequent_indent="    ",
+            max_lines=_LINES_EACH,
+            placeholder=" …",
+        )
     left = len(texts) - most
     return [*lines, f"  … and {left} more {word}s"] if left > 0 else lines
 
@@ -119,9 +125,15 @@ def as_html(card: Card) -> str:
     return f'<div style="{_CARD}">{"".join(parts)}</div>'
 
 
-_CARD = "max-width:60em;line-height:1.4;font-variant-numeric:tabular-nums;overflow-x:auto"
-_TABLE = "border-collapse:collapse;margin:.3em 0;background:none"
-_CELL = "text-align:left;vertical-align:top;padding:.1em .8em .1em 0;border:0;background:none"
+_CARD = (
+    "max-width:60em;margin-bottom:.5em;line-height:1.4;font-variant-numeric:tabular-nums;"
+    "overflow-x:auto"
+)
+_TABLE = "border-collapse:collapse;margin:.3em 0;background:none;color:inherit;font-size:inherit"
+_CELL = (
+    "text-align:left;vertical-align:top;white-space:pre-wrap;padding:.1em .8em .1em 0;border:0;"
+    "background:none"
+)
 _TOLD = "border-left:3px solid {};padding-left:.6em;margin:.3em 0"
 _MARKS = {"problem": "#d64545", "notice": "#c98a1b"}
 
@@ -168,6 +180,6 @@ def _folded(section: Section, room: int) -> str:
             break
         rows.append(text)
     cut = "<div>… the rest is in the lists of the object itself</div>" if is_cut else ""
-    table = f'<table style="{_TABLE};font-size:.9em">{"".join(rows)}</table>'
+    table = f'<table style="{_TABLE}">{"".join(rows)}</table>'
     title = f"{_text(section.title)} ({section.count})"
     return f"<details><summary>{title}</summary>{table}{cut}</details>"

@@ -19,11 +19,14 @@ _LINES = (
 )
 
 
-def memory_curve(samples: Sequence[MemorySample], target_bytes: int = 0) -> str:
+def memory_curve(
+    samples: Sequence[MemorySample], peak_bytes: int = 0, target_bytes: int = 0
+) -> str:
     """Resident, anonymous and file-backed memory over the start; ``""`` without a trace.
 
     Args:
         samples: in order of time.
+        peak_bytes: the most resident memory, which may fall between two samples.
         target_bytes: what the load wrote, drawn as a level to compare with.
     """
     if len(samples) < 3:
@@ -54,7 +57,7 @@ def memory_curve(samples: Sequence[MemorySample], target_bytes: int = 0) -> str:
         )
         labels.append((height(curve[-1][1]), name))
     shapes += [_label(y, text) for y, text in _apart(labels)]
-    peak = max(sample.rss_bytes for sample in samples)
+    peak = max(peak_bytes, *(sample.rss_bytes for sample in samples))
     shapes.append(_text(_LEFT, _TOP - 4, f"peak {format_bytes(peak)} over the start"))
     shapes.append(_text(_LEFT, _HEIGHT - 5, "0 s"))
     shapes.append(_text(_WIDTH - _RIGHT, _HEIGHT - 5, f"{longest:.2f} s", "end"))
@@ -66,11 +69,12 @@ def memory_curve(samples: Sequence[MemorySample], target_bytes: int = 0) -> str:
 
 
 def _apart(labels: list[tuple[float, str]]) -> list[tuple[float, str]]:
-    """Labels at the heights of their lines, moved so that none covers another."""
+    """Labels at the heights of their lines, moved down so that none covers another."""
     placed: list[tuple[float, str]] = []
-    for y, text in sorted(labels, reverse=True):
-        lowest = placed[-1][0] - 12 if placed else _HEIGHT - _BOTTOM
-        placed.append((min(y, lowest), text))
+    room = _HEIGHT - _BOTTOM - 12 * len(labels)
+    for y, text in sorted(labels):
+        highest = placed[-1][0] + 12 if placed else _TOP
+        placed.append((max(min(y, room + 12 * (len(placed) + 1)), highest), text))
     return placed
 
 

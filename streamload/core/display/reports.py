@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 from streamload.core.display.assignments import assignment_rows
 from streamload.core.display.cards import Card, Section
 from streamload.core.display.curve import memory_curve
-from streamload.core.wording import format_bytes, listed, plural, without_secrets
+from streamload.core.display.folding import TIMES, fold
+from streamload.core.wording import format_bytes, listed, plural, printable, without_secrets
 
 if TYPE_CHECKING:
     from streamload.core.report import ExportReport, LoadedTensor, LoadReport, MemoryReport
@@ -76,7 +77,7 @@ def findings_card(
         notices=found.notices,
         sections=(
             *(names_section(name.replace("_", " "), rows) for name, rows in lists.items()),
-            names_section("tied", ties),
+            Section("tied", len(ties), lambda: ((tie,) for tie in ties)),
             *sections,
         ),
         picture=picture,
@@ -88,7 +89,8 @@ def load_card(report: LoadReport, kind: str = "LoadReport") -> Card:
     """The card of a load that was carried out, or, as ``plan.report``, only planned."""
     is_done = report.elapsed_s > 0
     facts = [("data", report.moved())] if is_done else []
-    facts.append(("memory", _peaks(report.memory) if is_done else needed(report.memory)))
+    if is_done or report.memory.available_bytes:
+        facts.append(("memory", _peaks(report.memory) if is_done else needed(report.memory)))
     if report.ranks:
         facts.append(("ranks", f"{len(report.ranks)}; the figures are of this one"))
     sizes = [
@@ -105,9 +107,9 @@ def load_card(report: LoadReport, kind: str = "LoadReport") -> Card:
         sections=(
             tensors_section("assignments", len(report.loaded), lambda: report.loaded),
             Section("memory", len(sizes), lambda: sizes),
-            names_section("ranks", report.ranks),
+            Section("ranks", len(report.ranks), lambda: ((str(rank),) for rank in report.ranks)),
         ),
-        picture=memory_curve(report.trace, report.bytes_written),
+        picture=memory_curve(report.trace, report.memory.peak_rss_bytes, report.bytes_written),
         hint="more: .to_text(verbose=True), .to_dict(), .loaded, .notices, .memory",
     )
 
@@ -126,7 +128,13 @@ def _peaks(memory: MemoryReport) -> str:
 
 
 def names_section(title: str, names: Sequence[object]) -> Section:
-    return Section(title, len(names), lambda: ((str(name),) for name in names))
+    """A list of names, those that differ in a block's number folded; of very many, the first."""
+
+    def rows() -> Iterator[tuple[str, str]]:
+        for row in fold((printable(str(name)), "") for name in islice(names, _FOLDED)):
+            yield row.name_text(), f"{TIMES} {row.count}" if row.count > 1 else ""
+
+    return Section(title, len(names), rows)
 
 
 def tensors_section(
@@ -150,7 +158,7 @@ def export_card(report: ExportReport) -> Card:
         facts=facts,
         notices=report.notices,
         sections=(
-            names_section("files", report.files),
+            Section("files", len(report.files), lambda: ((name,) for name in report.files)),
             tensors_section("tensors", len(report.written), lambda: report.written),
         ),
         hint="more: .to_dict(), .files, .written",
@@ -161,5 +169,5 @@ def dtype_counts(dtypes: Iterable[str]) -> str:
     """``bfloat16``, or ``float32 388, float16 2`` where they differ."""
     counts = Counter(dtypes)
     if len(counts) == 1:
-        return next(iter(counts))
+        return str(*counts)
     return listed((f"{name} {count}" for name, count in counts.most_common()), 4)

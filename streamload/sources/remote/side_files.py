@@ -12,6 +12,7 @@ from streamload.core.options import AT_HAND, Reach
 from streamload.sources.config.companions import USUAL_NAMES, is_companion
 from streamload.sources.files import open_file
 from streamload.sources.hub import find_in_hub_cache, folder_of, is_hub_name
+from streamload.sources.remote.answers import RefusedError
 from streamload.sources.remote.registry import find_site, leave_site, using
 from streamload.sources.remote.urls import is_url, join, parse_url
 
@@ -26,8 +27,13 @@ def read_companions(folder: str, *more: str) -> dict[str, bytes]:
     """
     url = parse_url(folder)
     site = find_site(url)
+    absent: type[CheckpointError] = CheckpointNotFoundError
     try:
-        listed = site.names(url.path)
+        try:
+            listed = site.names(url.path)
+        except RefusedError:
+            # Who may read and not list is refused what is absent, too.
+            listed, absent = None, CheckpointError
         names = USUAL_NAMES if listed is None else [n for n in listed if is_companion(n)]
         found: dict[str, bytes] = {}
         for name in dict.fromkeys((*more, *names)):
@@ -37,7 +43,7 @@ def read_companions(folder: str, *more: str) -> dict[str, bytes]:
                 with open_file(join(folder, name)) as file:
                     if file.size_bytes <= _MAX_BYTES:
                         found[name] = file.read(0, file.size_bytes)
-            except CheckpointNotFoundError:
+            except absent:
                 continue
         return found
     finally:

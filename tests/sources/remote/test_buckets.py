@@ -246,6 +246,30 @@ def test_google(site, tmp_path, monkeypatch):
         assert same_bits(source.tensor("f32"), EXPECTED["f32"])
 
 
+def test_convert_where_files_may_be_read_and_not_listed(site, tmp_path, monkeypatch):
+    """As with a key for objects alone, to which the server refuses what is absent, too."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", site.url)
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    write_gpt2(tmp_path / "m")
+    site.files = tree(tmp_path / "m", "bucket/m/")
+    site.etags, site.date = dict.fromkeys(site.files, '"one"'), DATE
+    asked = []
+
+    def refuse(path):
+        asked.append(path)
+        if path not in site.files:
+            site.statuses[path] = [403]
+
+    site.before = refuse
+    streamload.convert("s3://bucket/m/model.safetensors", tmp_path / "here")
+    found, expected = dict(streamload.iter_tensors(tmp_path / "here")), gpt2_tensors()
+    assert found.keys() == expected.keys()
+    assert all(same_bits(found[name], expected[name]) for name in expected)
+    assert (tmp_path / "here" / "config.json").exists()
+    assert "bucket/m/tokenizer.json" in asked
+
+
 def test_azure(site, tmp_path, monkeypatch):
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sv=2020&sig=HUSH")

@@ -1,0 +1,60 @@
+"""The examples run, on checkpoints of their own making."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.docs.blocks import ROOT
+
+EXAMPLES = ROOT / "examples"
+SAID = {
+    "compare_loaders.py": r"load_file +\d.*\nfrom_pretrained +\d.*\nstreamload +\d",
+    "merge_adapter.py": r"4 of \d+ tensors were merged, and all are what they must be",
+    "transformers_bfloat16.py": r"\d+ tensors equal from_pretrained's, bit for bit",
+}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_scripts(name, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert re.search(SAID[name], done.stdout)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.ipynb")))
+def test_notebooks(name, monkeypatch, tmp_path):
+    """Cell by cell; what a cell ends with is shown as a notebook would."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "__main__"}
+    book = json.loads((EXAMPLES / name).read_text(encoding="utf-8"))
+    cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells)
+    shown = []
+    for number, cell in enumerate(cells):
+        tree = ast.parse("".join(cell["source"]))
+        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, f"{name}, cell {number}", "exec"), names)
+        if last is not None:
+            code = ast.Expression(last.value)
+            value = eval(compile(code, f"{name}, cell {number}", "eval"), names)
+            html = getattr(value, "_repr_html_", None)
+            shown.append(html() if html is not None else repr(value))
+    assert "blocks.3.out.bias" in "".join(shown)
+
+
+def test_the_list_of_examples_is_whole():
+    text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    files = {path.name for path in EXAMPLES.iterdir()} - {"README.md"}
+    assert {match[0] for match in re.findall(r"\]\(((\w+)\.(py|ipynb))\)", text)} == files
