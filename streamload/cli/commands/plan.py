@@ -69,10 +69,10 @@ def _rank_lines(each: tuple[RankPlan, ...]) -> list[str]:
     if not each:
         return []
     sizes = [(p.bytes_read, p.bytes_unwanted, p.bytes_held, p.needed_bytes) for p in each]
-    named = [(str(rank), one) for rank, one in enumerate(sizes)]
-    named.append(("all", tuple(map(sum, zip(*sizes, strict=True)))))
-    head = ("rank", "reads", "of it gaps", "holds", "needs")
-    rows = [head, *((name, *map(format_bytes, one)) for name, one in named)]
+    totals = map(sum, zip(*sizes, strict=True))
+    rows = [("rank", "reads", "of it gaps", "holds", "needs")]
+    rows += [(str(rank), *map(format_bytes, one)) for rank, one in enumerate(sizes)]
+    rows.append(("all", *map(format_bytes, totals)))
     return ["", *columns(rows, right=frozenset(range(5)), drop={2: "gaps", 4: "needs"})]
 
 
