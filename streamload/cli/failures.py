@@ -150,7 +150,7 @@ def _answer(error: click.NoSuchOption) -> None:
     if answer:
         answer = _CALLED.sub(lambda m: f"called --{m[1].replace('_', '-')} here", answer)
         vars(error)["message"] = f"No such option: {error.option_name}{answer}"
-        error.possibilities = None
+        vars(error)["possibilities"] = None
 
 
 def _leave_stdout_alone() -> None:
