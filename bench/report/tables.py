@@ -156,7 +156,7 @@ def cells(row: Row) -> list[str]:
         _seconds(m["import_s"]),
         _seconds(m["load_s"]),
         _seconds(m["first_use_s"]),
-        f"{m['bytes_per_s'] / 1e9:.2f}",
+        "?" if m["bytes_per_s"] is None else f"{m['bytes_per_s'] / 1e9:.2f}",
         *(_mib(m.get(f"peak_{part}_bytes")) for part in ("rss", "anonymous", "file", "cgroup")),
         _short(row.values),
         row.delivers,
