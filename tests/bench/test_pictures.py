@@ -14,7 +14,7 @@ import pytest
 from matplotlib.text import Text
 
 from bench.report import page, plots
-from bench.report.frame import png
+from bench.report.frame import DPI, png
 from bench.report.looks import DARK, LIGHT, narrow
 from tests.bench.figures_for_pictures import CASES, FAILED, HEAD, LINES, hostile, line
 
@@ -30,6 +30,7 @@ def size_of(data: bytes) -> tuple[int, int]:
 
 def words_of(figure: Any) -> list[Text]:
     """What is written in a picture; ticks beyond the end of an axis are not drawn."""
+    figure.set_dpi(DPI)
     figure.draw_without_rendering()
     hidden = set()
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
