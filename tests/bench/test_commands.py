@@ -15,6 +15,7 @@ from bench.__main__ import main
 from bench.figures import read_lines
 from bench.job import Job, find_peers
 from bench.report import tables
+from streamload.core.wording import printable_lines
 from tests.bench.figures_for_pictures import CASES, HEAD, LINES, line
 
 
@@ -124,7 +125,9 @@ def test_mapping_has_no_part_where_all_is_cast(tiny: str, dtype: str | None, app
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
 @pytest.mark.parametrize("case", ["ordinary", "many", "hostile", "all failed"])
 def test_tables_fit_the_terminal(case: str, width: int) -> None:
-    lines = tables.report(CASES[case], width).splitlines()
+    text = tables.report(CASES[case], width)
+    assert text == printable_lines(text)  # else it would grow when it is printed
+    lines = text.splitlines()
     assert max(map(len, lines)) <= width
     heads, rule, *rows = (line for line in lines if line.startswith("| "))
     assert "loader" in heads
@@ -136,8 +139,10 @@ def test_tables_fit_the_terminal(case: str, width: int) -> None:
 
 
 def test_the_other_tables_fit_too() -> None:
-    tokens = {"kind": "tokens", "label": "a loader", "dtype": "float32", "ok": False,
-              "reason": "because of this and that " * 3, "other_cpus": 0.0, "stolen_cpus": 0.0}  # fmt: skip
+    tokens = {
+        "kind": "tokens", "label": "a loader", "dtype": "float32", "ok": False,
+        "reason": "because of this and that " * 3, "other_cpus": 0.0, "stolen_cpus": 0.0,
+    }  # fmt: skip
     head = {**HEAD, "tokens": 3}
     points = [{**line("a", 1.0 + n), "kind": "size", "size": 10**n, "name": "m"} for n in (1, 2)]
     for text in (generate.report([head, tokens], 80), scale.report([head, *points], 80)):

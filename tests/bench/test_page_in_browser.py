@@ -181,15 +181,15 @@ def test_the_page_is_one_whole(tmp_path: Path) -> None:
 def test_the_drawing_s_words_stay_in_their_boxes(tmp_path: Path) -> None:
     drawing = Path(__file__).parents[2] / "docs" / "images" / "data-flow.svg"
     path = tmp_path / "drawing.html"
-    path.write_text(drawing.read_text(encoding="utf-8"), encoding="utf-8")
     probe = """(() => {
-      const inside = (a, b) => a.x >= b.x && a.y >= b.y && a.right <= b.right && a.bottom <= b.bottom;
+      const inside = (a, b) =>
+        a.x >= b.x && a.y >= b.y && a.right <= b.right && a.bottom <= b.bottom;
       const size = x => x.getBoundingClientRect();
       const out = [...document.querySelectorAll('text')].filter(word => !inside(size(word),
         size((word.closest('g') || document).querySelector('rect'))));
       return [document.querySelectorAll('g text').length, out.map(x => x.textContent)];
     })()"""
-    path.write_text(f"<title></title>{path.read_text(encoding='utf-8')}", encoding="utf-8")
+    path.write_text(f"<title></title>{drawing.read_text(encoding='utf-8')}", encoding="utf-8")
     count, outside = told(path, "light", probe, "--window-size=900,500")
     assert count >= 15
     assert outside == []
