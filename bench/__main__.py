@@ -178,8 +178,11 @@ def scale_command(
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
 @options.PLOT
 @options.THEME
+@click.option("--to", "stem", help="Pictures are named STEM-….png [default: as the first file].")
 @options.HTML
-def report_command(files: tuple[str, ...], plot: bool, theme: str, html: str | None) -> None:
+def report_command(
+    files: tuple[str, ...], plot: bool, theme: str, stem: str | None, html: str | None
+) -> None:
     """The table, pictures and page of raw figures (.jsonl) that were taken earlier.
 
     Several FILES are put together if they are of the same checkpoint, options and machine: loaders
@@ -191,7 +194,7 @@ def report_command(files: tuple[str, ...], plot: bool, theme: str, html: str | N
         raise click.ClickException(str(error)) from error
     showing.table(lines)
     if plot:
-        showing.pictures(lines, os.path.splitext(files[0])[0], theme)
+        showing.pictures(lines, stem or os.path.splitext(files[0])[0], theme)
     if html:
         showing.page(lines, html)
 

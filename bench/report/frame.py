@@ -38,7 +38,10 @@ def png(figure: Figure) -> bytes:
 
     whole, small = io.BytesIO(), io.BytesIO()
     with settings():
-        figure.savefig(whole, format="png", dpi=DPI, facecolor=figure.get_facecolor())
+        quick = {"compress_level": 1}  # it is written once more
+        figure.savefig(
+            whole, format="png", dpi=DPI, facecolor=figure.get_facecolor(), pil_kwargs=quick
+        )
     with Image.open(whole) as image:
         image.convert("RGB").quantize(COLOURS).save(small, format="png", optimize=True)
     return small.getvalue()

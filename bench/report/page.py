@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from bench.report import plots, tables
 from bench.report.frame import png
+from bench.report.labels import shortened
 from bench.report.looks import DARK, LIGHT, Look, narrow
 from bench.report.rows import Row, rows_of, warnings_of
 from streamload.core.wording import printable
@@ -77,7 +78,7 @@ def write(lines: Sequence[dict[str, Any]], path: str) -> None:
 
 def render(lines: Sequence[dict[str, Any]]) -> str:
     head = lines[0]
-    title = f"Loading {tables.title(head)}"
+    title = shortened(f"Loading {tables.title(head)}", 90)
     notes = "".join(f'<p class="note">{_text(text)}</p>' for text in warnings_of(lines))
     method = "".join(f"<li>{_text(text)}</li>" for text in _METHOD)
     pictures = _picture(

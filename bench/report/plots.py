@@ -52,7 +52,8 @@ def time_and_memory(lines: Sequence[dict[str, Any]], look: Look = LIGHT) -> Figu
             axis.grid(axis="x", color=look.grid, linewidth=0.6)
             axis.legend(
                 frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderpad=0,
-                labelcolor=look.ink,
+                labelcolor=look.ink, fontsize=look.font_points - 1, handlelength=1.5,
+                columnspacing=1.2, borderaxespad=0.3,
             )  # fmt: skip
         peaks = [_of(row, "peak_rss_bytes") / unit for row in rows]
         _values(figure, left, [max(_of(r, "total_s"), r.total_range_s[1]) for r in rows],

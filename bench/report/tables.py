@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.report.labels import shortened
 from bench.report.rows import Row, rows_of, warnings_of
-from streamload.core.wording import plural
+from streamload.core.wording import plural, printable
 
 COLUMNS = (
     "loader", "load + use s", "x floor", "min-max", "import s", "load s", "first use s",
@@ -41,12 +41,19 @@ def document(
     No line is longer than ``width``: columns are left out in the order of ``dropped``, and text is
     broken into lines.
     """
-    warnings = [f"Note: {text}" for text in warnings_of(lines)]
+    warnings = [f"Note: {printable(text)}" for text in warnings_of(lines)]
     if width is None:
         table = render(columns, body, numeric)
     else:
         table = render(*_fitted(columns, body, numeric, dropped, width))
-    paragraphs = [setting(lines[0]), "", table, *more, *([""] if warnings else []), *warnings]
+    paragraphs = [
+        printable(setting(lines[0])),
+        "",
+        table,
+        *more,
+        *([""] if warnings else []),
+        *warnings,
+    ]
     if width is None:
         return "\n".join(paragraphs)
     return "\n".join(p if p is table else textwrap.fill(p, max(20, width)) for p in paragraphs)
@@ -145,21 +152,21 @@ def _fitted(
 def cells(row: Row) -> list[str]:
     if row.median is None:
         empty = [""] * (len(COLUMNS) - 3)
-        return [row.label, *empty, _short(why_not(row)), row.delivers]
+        return [_word(row.label), *empty, _short(why_not(row)), _word(row.delivers)]
     m = row.median
     low, high = row.total_range_s
     return [
-        row.label,
+        _word(row.label),
         _seconds(m["total_s"]),
         "" if row.times_floor is None else f"{row.times_floor:.2f}",
         f"{_seconds(low)}-{_seconds(high)}" if row.rounds > 1 else "",
         _seconds(m["import_s"]),
         _seconds(m["load_s"]),
         _seconds(m["first_use_s"]),
-        f"{m['bytes_per_s'] / 1e9:.2f}",
+        "?" if m["bytes_per_s"] is None else f"{m['bytes_per_s'] / 1e9:.2f}",
         *(_mib(m.get(f"peak_{part}_bytes")) for part in ("rss", "anonymous", "file", "cgroup")),
         _short(row.values),
-        row.delivers,
+        _word(row.delivers),
     ]
 
 
@@ -178,5 +185,10 @@ def _mib(value: float | None) -> str:
     return "?" if value is None else f"{value / 2**20:.0f}"
 
 
+def _word(text: str) -> str:
+    """As one cell of a table, whatever it holds."""
+    return printable(text).replace("|", "/")
+
+
 def _short(text: str, width: int = 60) -> str:
-    return shortened(text.replace("|", "/"), width)
+    return shortened(_word(text), width)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench.report import page
+from bench.report import page, plots
 from bench.report.looks import LOOKS
 from tests.bench.figures_for_pictures import CASES, LINES, hostile
 
@@ -90,10 +90,14 @@ def told(path: Path, scheme: str, probe: str, *more: str) -> Any:
 
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
-    """Those that differ in more than their pictures."""
-    return {
-        name: page.render(CASES[name]) for name in ("ordinary", "many", "hostile", "all failed")
-    }
+    found = {"ordinary": page.render(LINES)}
+    with pytest.MonkeyPatch.context() as patch:  # the others differ in words alone
+        for name in ("time_and_memory", "memory_over_time"):
+            patch.setattr(plots, name, lambda *_: None)
+        return found | {
+            name: page.render(CASES[name])
+            for name in ("many", "hostile", "nothing known", "all failed")
+        }
 
 
 @pytest.mark.parametrize("scheme", LOOKS)
@@ -172,3 +176,20 @@ def test_the_page_is_one_whole(tmp_path: Path) -> None:
         "[document.querySelectorAll('tbody tr').length, document.querySelectorAll('.bad').length]"
     )
     assert told(path, "light", probe) == [5, 2]
+
+
+def test_the_drawing_s_words_stay_in_their_boxes(tmp_path: Path) -> None:
+    drawing = Path(__file__).parents[2] / "docs" / "images" / "data-flow.svg"
+    path = tmp_path / "drawing.html"
+    probe = """(() => {
+      const inside = (a, b) =>
+        a.x >= b.x && a.y >= b.y && a.right <= b.right && a.bottom <= b.bottom;
+      const size = x => x.getBoundingClientRect();
+      const out = [...document.querySelectorAll('text')].filter(word => !inside(size(word),
+        size((word.closest('g') || document).querySelector('rect'))));
+      return [document.querySelectorAll('g text').length, out.map(x => x.textContent)];
+    })()"""
+    path.write_text(f"<title></title>{drawing.read_text(encoding='utf-8')}", encoding="utf-8")
+    count, outside = told(path, "light", probe, "--window-size=900,500")
+    assert count >= 15
+    assert outside == []

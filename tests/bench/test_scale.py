@@ -99,8 +99,8 @@ def test_many_tensors_and_holes_are_as_described(tmp_path: Path) -> None:
 def test_commands_run_from_start_to_end(results: Path) -> None:
     run = CliRunner().invoke(
         main,
-        ["compare", "--model", "gpt2-tiny", "--rounds", "1", "--peers",
-         "floor_cast,streamload_stream,streamload_map", "--plot",
+        ["compare", "--model", "gpt2-tiny", "--rounds", "1", "--dtype", "stored", "--peers",
+         "floor_cast, streamload_stream,streamload_map", "--plot",
          "--html", str(results / "page.html")],
     )  # fmt: skip
     assert run.exit_code == 0, run.output
