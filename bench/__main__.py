@@ -1,57 +1,48 @@
-"""``python -m bench compare | generate | scale | device``."""
+"""``python -m bench compare | generate | scale | device | report | peers``."""
 
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
-from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any
 
 import click
 
-from bench import checkpoints
-from bench.compare import compare, write_lines
-from bench.job import find_peers
-from bench.report import tables
-from streamload.cli.render.tables import say
-from streamload.core.options import usable_cpus
-from streamload.measuring.peers import Peer
+from bench import checkpoints, options, showing
+from bench.compare import compare
+from bench.figures import read_lines
+from streamload.cli.render.tables import columns, say
 
-Line: TypeAlias = dict[str, Any]
-DTYPES = click.Choice(["float32", "bfloat16", "float16", "stored"])
 MODELS = ("gpt2-tiny", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
-
-_model = click.option("--model", default="gpt2", show_default=True, help="Made if not there.")
-_path = click.option("--path", type=click.Path(exists=True), help="Your own checkpoint.")
-_dtype = click.option("--dtype", type=DTYPES, default="bfloat16", show_default=True)
-_workers = click.option(
-    "--workers", type=click.IntRange(1), default=usable_cpus, help="Threads [default: all CPUs]."
-)
-_rounds = click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
-_cold = click.option("--cold", is_flag=True, help="Drop the files from the page cache before each.")
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-@click.group()
+@click.group(context_settings=_SETTINGS)
 def main() -> None:
     """Measures loaders of checkpoints on this machine.
 
-    Checkpoints and results go to $BENCH_DIR, or to bench-results/.
+    \b
+    A first try, in a minute:   python -m bench compare --model gpt2-tiny --rounds 1
+    Figures worth telling:      python -m bench compare --model gpt2 --plot --html page.html
+
+    Loaders that are not installed cost their own row only; pip install 'streamload[bench]' brings
+    them all. Checkpoints and results go to $BENCH_DIR, or to bench-results/.
     """
 
 
-@main.command("compare")
-@_model
-@_path
-@_dtype
-@_workers
-@_rounds
-@_cold
-@click.option("--limit-mb", type=click.IntRange(1), help="Memory of each process, MiB.")
-@click.option("--peers", default="", help="Names, with commas between [default: all].")
-@click.option("--peers-dir", type=click.Path(exists=True), multiple=True, help="Your own peers.")
-@click.option("--timeout-s", type=float, default=600, show_default=True)
-@click.option("--plot", is_flag=True, help="Draw time and memory as PNG files.")
-@click.option("--html", type=click.Path(dir_okay=False), help="Write one self-contained page.")
+@main.command("compare", short_help="Loaders on one checkpoint: time, memory, values.")
+@options.MODEL
+@options.PATH
+@options.DTYPE
+@options.WORKERS
+@options.ROUNDS
+@options.COLD
+@options.LIMIT_MB
+@options.PEERS
+@options.PEERS_DIR
+@options.TIMEOUT_S
+@options.PLOT
+@options.THEME
+@options.HTML
 def compare_command(
     model: str,
     path: str | None,
@@ -60,51 +51,58 @@ def compare_command(
     peers: str,
     peers_dir: tuple[str, ...],
     plot: bool,
+    theme: str,
     html: str | None,
-    **options: Any,
+    **settings: Any,
 ) -> None:
-    """Every loader on one checkpoint, with the floor of this machine beside them."""
+    """Every loader on one checkpoint, with the floor of this machine beside them.
+
+    Each measurement is a process of its own. What counts is the load and the first use of every
+    value; memory is watched from outside; the values are compared with the file afterwards.
+    """
+    chosen = options.chosen_peers(peers, peers_dir)
     measured = compare(
-        _checkpoint(model, path),
-        _peers(peers, peers_dir),
-        dtype=_torch_name(dtype),
+        options.checkpoint(model, path),
+        chosen,
+        dtype=options.torch_name(dtype),
         limit_bytes=limit_mb << 20 if limit_mb else None,
-        tell=_tell,
-        **options,
+        tell=showing.tell,
+        **settings,
     )
-    lines, stem = _run("compare", measured, tables.report)
+    lines, stem = showing.run("compare", measured)
     if plot:
-        for picture in _plots().save_all(lines, stem):
-            say(f"Picture: {picture}")
+        showing.pictures(lines, stem, theme)
     if html:
-        _plots()
-        from bench.report import page
-
-        page.write(lines, html)
-        say(f"Page: {html}")
+        showing.page(lines, html)
+    showing.fail_without_success(lines)
 
 
-@main.command("generate")
-@_model
-@_path
+@main.command("generate", short_help="From the start of the process to the first token.")
+@options.MODEL
+@options.PATH
 @click.option(
-    "--dtype", "dtypes", type=DTYPES, multiple=True, default=("float32", "bfloat16"),
-    show_default=True,
+    "--dtype", "dtypes", type=options.DTYPES, multiple=True, default=("float32", "bfloat16"),
+    show_default=True, help="Several times for several.",
 )  # fmt: skip
-@click.option("--tokens", "count", type=click.IntRange(2), default=16, show_default=True)
-@_rounds
-@_workers
-@_cold
-@click.option("--limit-mb", type=click.IntRange(1), help="Memory of each process, MiB.")
-@click.option("--peers", default="", help="Names, with commas between [default: all].")
-@click.option("--timeout-s", type=float, default=1200, show_default=True)
+@click.option(
+    "--tokens", "count", type=click.IntRange(2), default=16, show_default=True,
+    help="How many are generated.",
+)  # fmt: skip
+@options.ROUNDS
+@options.WORKERS
+@options.COLD
+@options.LIMIT_MB
+@options.PEERS
+@click.option(
+    "--timeout-s", type=float, default=1200, show_default=True, help="Ends a loader that hangs."
+)
 def generate_command(
     model: str,
     path: str | None,
     dtypes: tuple[str, ...],
     limit_mb: int | None,
     peers: str,
-    **options: Any,
+    **settings: Any,
 ) -> None:
     """From the start of the process to the first token, and to the last.
 
@@ -112,35 +110,50 @@ def generate_command(
     """
     from bench import generate
 
-    path = _checkpoint(model, path)
+    chosen = options.chosen_peers(peers, (), kind="generators")
+    path = options.checkpoint(model, path)
     measured = generate.generate(
         path,
-        [_torch_name(name) for name in dtypes],
-        _peers(peers, (), kind="generators"),
-        vocabulary=checkpoints.vocabulary_of(path),
+        [options.torch_name(name) for name in dtypes],
+        chosen,
+        vocabulary=options.vocabulary(path),
         limit_bytes=limit_mb << 20 if limit_mb else None,
-        tell=_tell,
-        **options,
+        tell=showing.tell,
+        **settings,
     )
-    _run("generate", measured, generate.report)
+    showing.run("generate", measured)
 
 
-@main.command("scale")
-@click.option("--largest", type=click.Choice(MODELS), default="gpt2-xl", show_default=True)
-@click.option("--most-tensors", type=click.IntRange(100), default=100_000, show_default=True)
-@click.option("--holes/--no-holes", default=True, help="Plan and map 20 billion parameters.")
-@_dtype
-@_rounds
-@_workers
+@main.command("scale", short_help="Growth with the model's size and the number of tensors.")
 @click.option(
-    "--peers",
-    default="floor_cast,streamload_stream,streamload_stored,transformers",
-    show_default=True,
-    help="Names, with commas between.",
-)
-@click.option("--plot", is_flag=True, help="Draw the two pictures as PNG files.")
+    "--largest", type=click.Choice(MODELS), default="gpt2-xl", show_default=True,
+    help="Models up to this one (all up to gpt2-xl take 12 GB of disk).",
+)  # fmt: skip
+@click.option(
+    "--most-tensors", type=click.IntRange(100), default=100_000, show_default=True,
+    help="In one file of small tensors.",
+)  # fmt: skip
+@click.option(
+    "--holes/--no-holes", default=True, show_default=True,
+    help="Plan and map 20 billion parameters (a file of holes: no disk).",
+)  # fmt: skip
+@options.DTYPE
+@options.ROUNDS
+@options.WORKERS
+@click.option(
+    "--peers", default="floor_cast,streamload_stream,streamload_stored,transformers",
+    help="Names, with commas between [default: the floor, two of streamload's, transformers].",
+)  # fmt: skip
+@options.PLOT
+@options.THEME
 def scale_command(
-    largest: str, most_tensors: int, dtype: str, peers: str, plot: bool, **options: Any
+    largest: str,
+    most_tensors: int,
+    dtype: str,
+    peers: str,
+    plot: bool,
+    theme: str,
+    **settings: Any,
 ) -> None:
     """Time and memory against the model's size, and against the number of tensors."""
     from bench import scale
@@ -149,22 +162,58 @@ def scale_command(
     models = MODELS[:1] if largest == MODELS[0] else MODELS[1 : MODELS.index(largest) + 1]
     counts = [count for count in (10**n for n in range(2, 8)) if count <= most_tensors]
     measured = scale.scale(
-        models, counts, _peers(peers, ()), dtype=_torch_name(dtype), tell=_tell, **options
+        models,
+        counts,
+        options.chosen_peers(peers, ()),
+        dtype=options.torch_name(dtype),
+        tell=showing.tell,
+        **settings,
     )
-    lines, stem = _run("scale", measured, scale.report)
-    for kind, across in (("size", "bytes of the file"), ("tensors", "tensors")) if plot else ():
-        picture = f"{stem}-{kind}.png"
-        with open(picture, "wb") as file:
-            file.write(_plots().scale(scale.series(lines, kind), across))
-        say(f"Picture: {picture}")
+    lines, stem = showing.run("scale", measured)
+    if plot:
+        showing.pictures(lines, stem, theme)
 
 
-@main.command("device")
+@main.command("report", short_help="The table, pictures and page of figures taken earlier.")
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
+@options.PLOT
+@options.THEME
+@options.HTML
+def report_command(files: tuple[str, ...], plot: bool, theme: str, html: str | None) -> None:
+    """The table, pictures and page of raw figures (.jsonl) that were taken earlier.
+
+    Several FILES are put together if they are of the same checkpoint, options and machine: loaders
+    can be measured one by one.
+    """
+    try:
+        lines = read_lines(files)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    showing.table(lines)
+    if plot:
+        showing.pictures(lines, os.path.splitext(files[0])[0], theme)
+    if html:
+        showing.page(lines, html)
+
+
+@main.command("peers", short_help="Which loaders there are, and whether they are installed.")
+@options.PEERS_DIR
+def peers_command(peers_dir: tuple[str, ...]) -> None:
+    """Which loaders there are, what they deliver, and whether they can run here."""
+    rows = [["name", "in tables", "here"]]
+    rows += [[p.name, p.label, p.available() or "yes"] for p in options.chosen_peers("", peers_dir)]
+    say("\n".join(columns(rows)))
+
+
+@main.command("device", short_help="Rates, values and failures of a CUDA device.")
 @click.option("--only", multiple=True, help="A check by name; several times for several.")
 @click.option(
-    "--gib", type=click.FloatRange(min=0.1), default=4, show_default=True, help="Of file."
+    "--gib", type=click.FloatRange(min=0.1), default=4, show_default=True, help="Size of the file."
 )
-@click.option("--minutes", type=click.FloatRange(min=0.1), default=10, show_default=True)
+@click.option(
+    "--minutes", type=click.FloatRange(min=0.1), default=10, show_default=True,
+    help="After which no check is begun.",
+)  # fmt: skip
 @click.option("--json", "path", type=click.Path(dir_okay=False), help="Where figures are written.")
 def device_command(only: tuple[str, ...], gib: float, minutes: float, path: str | None) -> None:
     """What the way to a CUDA device does: rates, values, memory, failures.
@@ -183,7 +232,7 @@ def device_command(only: tuple[str, ...], gib: float, minutes: float, path: str 
         raise click.ClickException(f"this needs a CUDA device: {why}")
     folder = os.path.join(checkpoints.results_dir(), "checkpoints")
     sizes = Sizes(folder, file_bytes=int(gib * 2**30) >> 26 << 26)
-    lines = list(running.run_all(sizes, only=only, total_s=60 * minutes, tell=_tell))
+    lines = list(running.run_all(sizes, only=only, total_s=60 * minutes, tell=showing.tell))
     path = path or os.path.join(
         checkpoints.results_dir(), f"device-{time.strftime('%Y%m%d-%H%M%S')}.json"
     )
@@ -193,50 +242,6 @@ def device_command(only: tuple[str, ...], gib: float, minutes: float, path: str 
     say(f"{running.report(lines)}\nRaw figures: {path}")
     if any(row["ok"] is False for line in lines for row in line["rows"]):
         raise SystemExit(1)
-
-
-def _checkpoint(model: str, path: str | None) -> str:
-    if path is not None:
-        return path
-    say(f"checkpoint: {model}", err=True)
-    try:
-        return checkpoints.checkpoint(model)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--model") from error
-
-
-def _torch_name(dtype: str) -> str | None:
-    return None if dtype == "stored" else dtype
-
-
-def _run(
-    command: str, measured: Iterable[Line], report: Callable[[list[Line]], str]
-) -> tuple[list[Line], str]:
-    """Write the lines to STEM.jsonl, show the report of them, and return them and STEM."""
-    name = f"{command}-{time.strftime('%Y%m%d-%H%M%S')}"
-    stem = os.path.join(checkpoints.results_dir(), name)
-    lines = write_lines(measured, f"{stem}.jsonl")
-    say(f"{report(lines)}\nRaw figures: {stem}.jsonl")
-    return lines, stem
-
-
-def _tell(text: str) -> None:
-    say(text, err=True)
-
-
-def _peers(names: str, folders: tuple[str, ...], *, kind: str = "peers") -> list[Peer]:
-    try:
-        return find_peers([n for n in names.split(",") if n], kind=kind, folders=folders)
-    except KeyError as error:
-        raise click.BadParameter(error.args[0], param_hint="--peers") from error
-
-
-def _plots() -> ModuleType:
-    try:
-        from bench.report import plots
-    except ImportError as error:  # matplotlib is an extra
-        raise click.ClickException("pictures need: pip install 'streamload[plot]'") from error
-    return plots
 
 
 if __name__ == "__main__":

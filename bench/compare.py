@@ -1,10 +1,9 @@
 """All loaders on one checkpoint, in rounds, each measurement a process of its own."""
 
 import glob
-import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bench.checkpoints import results_dir
@@ -48,15 +47,18 @@ def compare(
     for peer in peers:
         job = job_for(peer, path, dtype, workers)
         reason = job.reason_against(peer)
-        if reason is None and peer.prepare is not None:
+        unfit = peer.unfit(job) if reason is None else None
+        if reason is None and unfit is None and peer.prepare is not None:
             tell(f"preparing: {peer.label}")
             reason = prepare(peer, job)
-        if reason is None:
+        if reason is None and unfit is None:
             ready.append(peer)
         else:
-            yield _line(peer) | {"round": 0, "ok": False, "reason": reason}
-    for number, peer in in_turns(ready, rounds):
-        tell(f"round {number} of {rounds}: {peer.label}")
+            applies = unfit is None
+            failed = {"round": 0, "ok": False, "reason": reason or unfit, "applies": applies}
+            yield _line(peer) | failed
+    for count, (number, peer) in enumerate(in_turns(ready, rounds), start=1):
+        tell(f"{count} of {rounds * len(ready)}: {peer.label}, round {number}")
         job = job_for(peer, path, dtype, workers)
         own = glob.glob(os.path.join(glob.escape(job.own_dir), "*"))
         cache = set_cache(own or job.files, cold=cold)
@@ -86,15 +88,3 @@ def load_line(peer: Peer, job: Job, **options: Any) -> dict[str, Any]:
 
 def _line(peer: Peer) -> dict[str, Any]:
     return {"kind": "load", "peer": peer.name, "label": peer.label, "delivers": peer.delivers}
-
-
-def write_lines(lines: Iterable[dict[str, Any]], path: str) -> list[dict[str, Any]]:
-    """Append each line to ``path`` as it comes, and keep it."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    kept = []
-    with open(path, "a", encoding="utf-8") as file:
-        for line in lines:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            kept.append(line)
-    return kept

@@ -42,8 +42,9 @@ def generate(
     ids = [token % vocabulary for token in PROMPT]
     for dtype in dtypes:
         # In another order every round, so that none always finds what the same one left.
-        for number, peer in in_turns(peers, rounds):
-            tell(f"round {number} of {rounds}: {peer.label}, {dtype or 'stored'}")
+        for turn, (number, peer) in enumerate(in_turns(peers, rounds), start=1):
+            what = f"{dtype or 'stored'}: {peer.label}, round {number}"
+            tell(f"{turn} of {rounds * len(peers)}: {what}")
             job = Job(path, dtype, workers)
             found = {
                 "kind": "tokens",
@@ -100,12 +101,12 @@ def _measure(
     }
 
 
-def report(lines: Sequence[dict[str, Any]]) -> str:
+def report(lines: Sequence[dict[str, Any]], width: int | None = None) -> str:
     """Setting and table: medians, with the smallest and the largest."""
     count = lines[0]["tokens"]
     columns: tuple[str, ...] = (
         "loader", "dtype", "first token s", "min-max", f"token {count} s", "min-max",
-        "tokens/s after", "peak RSS MiB", "tokens as the first row",
+        "tokens/s after", "peak RSS MiB", _SAME,
     )  # fmt: skip
     limited = lines[0].get("limit_bytes") is not None
     columns += _LIMITED if limited else ()
@@ -118,9 +119,12 @@ def report(lines: Sequence[dict[str, Any]]) -> str:
         body.append([label, dtype, *_cells(measured, reference)])
         if limited:
             body[-1] += _limited_cells(measured)
-    return tables.document(lines, columns, body, range(2, len(columns)))
+    numeric = set(range(2, len(columns))) - {columns.index(_SAME)}
+    dropped = ("min-max", f"token {count} s", "tokens/s after")
+    return tables.document(lines, columns, body, numeric, width=width, dropped=dropped)
 
 
+_SAME = "tokens as the first row"
 _LIMITED = ("s a token after", "read GB a token", "disk GB/s", "times what the disk needs")
 
 

@@ -108,7 +108,7 @@ def exponent(points: Sequence[Point], column: int) -> float | None:
         return None
 
 
-def report(lines: Sequence[dict[str, Any]]) -> str:
+def report(lines: Sequence[dict[str, Any]], width: int | None = None) -> str:
     """Setting, a table of all points, and the exponents."""
     names = {(line["kind"], line["size"]): line["name"] for line in lines[1:]}
     body, fits = [], []
@@ -125,4 +125,4 @@ def report(lines: Sequence[dict[str, Any]]) -> str:
     failed = sorted({f"{x['label']}: {x['reason']}" for x in lines[1:] if not x["ok"]})
     columns = ("what", "size", "s (fastest round)", "peak RSS MiB")
     more = ["", *fits, *(f"Failed: {text}" for text in failed)]
-    return tables.document(lines, columns, body, (2, 3), more)
+    return tables.document(lines, columns, body, (2, 3), more, width=width)

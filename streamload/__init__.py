@@ -4,67 +4,12 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-# For type checkers, to whom "as" says that a name is public. isort would give each a line.
-# isort: off
-if TYPE_CHECKING:
-    from streamload.core.errors import (
-        CheckpointError as CheckpointError,
-        CheckpointNotFoundError as CheckpointNotFoundError,
-        DownloadError as DownloadError,
-        MemoryBudgetError as MemoryBudgetError,
-        MissingExtraError as MissingExtraError,
-        PlanError as PlanError,
-        RankError as RankError,
-        ReadError as ReadError,
-        StreamloadError as StreamloadError,
-        WriteError as WriteError,
-    )
-    from streamload.core.options import LoadOptions as LoadOptions
-    from streamload.core.report import ExportReport as ExportReport, LoadReport as LoadReport
-    from streamload.generation.sampling import generate as generate
-    from streamload.loading.calls import (
-        Loaded as Loaded,
-        load as load,
-        load_into as load_into,
-        load_state_dict as load_state_dict,
-        plan as plan,
-    )
-    from streamload.loading.iterating import iter_tensors as iter_tensors
-    from streamload.loading.transformers_load import load_transformers as load_transformers
-    from streamload.mapping.chaining import Chain as Chain
-    from streamload.mapping.combining import (
-        Concat as Concat,
-        HeadSplit as HeadSplit,
-        Mean as Mean,
-        Split as Split,
-        Stack as Stack,
-        Sum as Sum,
-        Unstack as Unstack,
-    )
-    from streamload.mapping.tables.registry import mapping_for as mapping_for
-    from streamload.mapping.rules import NameMap as NameMap, Rule as Rule
-    from streamload.mapping.transforms import (
-        Flatten as Flatten,
-        Identity as Identity,
-        Interleaved as Interleaved,
-        Permute as Permute,
-        Transpose as Transpose,
-        Unflatten as Unflatten,
-    )
-    from streamload.module.empty_weights import empty_weights as empty_weights
-    from streamload.planning.records import Plan as Plan
-    from streamload.saving.converting import convert as convert
-    from streamload.saving.exporting import export as export
-    from streamload.sources.base import Source as Source
-    from streamload.sources.detect import open_checkpoint as open_checkpoint
-    from streamload.sources.in_memory import MemorySource as MemorySource
-# isort: on
+from typing import Any
 
 __version__ = "0.2.0.dev0"
 
-# Module → the public names defined in it. Imported on first use, so that listing a checkpoint
+# Module → the public names defined in it; type checkers and editors read them in __init__.pyi.
+# Imported on first use, so that listing a checkpoint
 # (``open_checkpoint``, ``streamload inspect``) imports neither torch nor numpy.
 _HOMES = {
     "core.errors": "CheckpointError CheckpointNotFoundError DownloadError MemoryBudgetError "
@@ -102,7 +47,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__
 
 
 if "torch" in sys.modules:

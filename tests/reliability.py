@@ -84,6 +84,11 @@ def _passed(paths: tuple[str, ...], folder: str) -> tuple[int, int, int]:
 
 def main() -> int:
     """Print the table as Markdown; 1 if a test failed."""
+    try:
+        import pytest  # noqa: F401
+    except ImportError:
+        print("python -m tests.reliability needs pytest: pip install -e '.[test]'", file=sys.stderr)
+        return 1
     failures = 0
     print("| what was tried | done | failed | skipped here |\n|---|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,20 +1,29 @@
-"""Rows as text: a table that is also Markdown."""
+"""Rows as text: a table that is also Markdown, and one that fits a terminal."""
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from bench.report.labels import shortened
 from bench.report.rows import Row, rows_of, warnings_of
+from streamload.core.wording import plural
 
 COLUMNS = (
-    "loader", "load + first use s", "min-max", "import s", "load s", "first use s", "GB/s",
-    "peak RSS MiB", "anonymous", "file", "cgroup", "values", "delivers",
+    "loader", "load + use s", "x floor", "min-max", "import s", "load s", "first use s",
+    "GB/s", "peak RSS MiB", "anonymous", "file", "cgroup", "values", "delivers",
 )  # fmt: skip
-NUMERIC = range(1, 11)
+NUMERIC = range(1, 12)
+DROPPED = (
+    "delivers", "cgroup", "GB/s", "import s", "file", "first use s", "load s", "anonymous",
+    "min-max", "x floor", "peak RSS MiB",
+)  # fmt: skip
+"""What a terminal that is too narrow goes without, first that which is missed least."""
 
 
-def report(lines: Sequence[dict[str, Any]]) -> str:
+def report(lines: Sequence[dict[str, Any]], width: int | None = None) -> str:
     """The setting, the table and the warnings of one comparison."""
-    return document(lines, COLUMNS, [cells(row) for row in rows_of(lines)], NUMERIC)
+    body = [cells(row) for row in rows_of(lines)]
+    return document(lines, COLUMNS, body, NUMERIC, width=width, dropped=DROPPED)
 
 
 def document(
@@ -23,11 +32,46 @@ def document(
     body: Sequence[Sequence[str]],
     numeric: Iterable[int],
     more: Sequence[str] = (),
+    *,
+    width: int | None = None,
+    dropped: Sequence[str] = (),
 ) -> str:
-    """The setting, an aligned Markdown table, ``more`` lines, and the warnings."""
+    """The setting, an aligned Markdown table, ``more`` lines, and the warnings.
+
+    No line is longer than ``width``: columns are left out in the order of ``dropped``, and text is
+    broken into lines.
+    """
     warnings = [f"Note: {text}" for text in warnings_of(lines)]
-    table = render(columns, body, numeric)
-    return "\n".join([setting(lines[0]), "", table, *more, *([""] if warnings else []), *warnings])
+    if width is None:
+        table = render(columns, body, numeric)
+    else:
+        table = render(*_fitted(columns, body, numeric, dropped, width))
+    paragraphs = [setting(lines[0]), "", table, *more, *([""] if warnings else []), *warnings]
+    if width is None:
+        return "\n".join(paragraphs)
+    return "\n".join(p if p is table else textwrap.fill(p, max(20, width)) for p in paragraphs)
+
+
+def title(head: dict[str, Any]) -> str:
+    """What was done with what: ``gpt2 to bfloat16``."""
+    return f"{head['path']} to {head['dtype'] or 'its stored dtype'}"
+
+
+def circumstances(head: dict[str, Any]) -> list[str]:
+    """What the figures depend on in a word each: machine, workers, page cache, rounds, day."""
+    where = head["machine"]
+    cpu = str(where["cpu"]).replace("(R)", "").replace("(TM)", "")
+    memory = f", {where['memory_bytes'] / 2**30:.0f} GiB" if where["memory_bytes"] else ""
+    limit = [f"limit {head['limit_bytes'] >> 20} MiB"] if head.get("limit_bytes") else []
+    rounds = f"median of {head['rounds']} rounds" if head["rounds"] > 1 else "one round"
+    return [
+        f"{' '.join(cpu.split())}, {plural(where['cpus'], 'CPU')}{memory}",
+        plural(head["workers"], "worker"),
+        f"page cache {'dropped' if head.get('cold') else 'warm'}",
+        *limit,
+        rounds,
+        head["started"][:10],
+    ]
 
 
 def setting(head: dict[str, Any]) -> str:
@@ -40,8 +84,9 @@ def setting(head: dict[str, Any]) -> str:
     limit = f", limit {head['limit_bytes'] >> 20} MiB" if head.get("limit_bytes") else ""
     versions = ", ".join(f"{name} {version}" for name, version in head["versions"].items())
     return (
-        f"{head['path']} to {head['dtype'] or 'its stored dtype'}, {head['workers']} workers, "
-        f"{head['rounds']} rounds, {cache}{limit}. {where['cpu']}, {where['cpus']} CPUs{memory}, "
+        f"{title(head)}, {plural(head['workers'], 'worker')}, "
+        f"{plural(head['rounds'], 'round')}, {cache}{limit}. {where['cpu']}, "
+        f"{plural(where['cpus'], 'CPU')}{memory}, "
         f"{where['system']}, {where['filesystem']}, Python {where['python']}, {versions}, "
         f"commit {where['commit']}, {head['started']}."
     )
@@ -49,7 +94,7 @@ def setting(head: dict[str, Any]) -> str:
 
 def render(head: Sequence[str], body: Sequence[Sequence[str]], numeric: Iterable[int]) -> str:
     right = set(numeric)
-    widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
+    widths = _widths(head, body)
 
     def one(cells: Sequence[str]) -> str:
         aligned = (
@@ -62,16 +107,52 @@ def render(head: Sequence[str], body: Sequence[Sequence[str]], numeric: Iterable
     return "\n".join([one(head), f"| {' | '.join(rule)} |", *map(one, body)])
 
 
+def _widths(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[int]:
+    return [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
+
+
+def _fitted(
+    head: Sequence[str],
+    body: Sequence[Sequence[str]],
+    numeric: Iterable[int],
+    dropped: Sequence[str],
+    width: int,
+) -> tuple[list[str], list[list[str]], set[int]]:
+    """The same table no wider than ``width``, as ``render`` takes it.
+
+    Columns are left out in the order of ``dropped`` as long as words cut to a sixth of the room
+    are too wide; words then share what is left over.
+    """
+    right, widths = set(numeric), _widths(head, body)
+    least = [w if i in right else min(w, max(8, width // 6)) for i, w in enumerate(widths)]
+    kept = list(range(len(head)))
+
+    def left_over() -> int:
+        return width - 1 - sum(least[i] + 3 for i in kept)
+
+    for name in dropped:
+        if left_over() < 0:
+            kept = [i for i in kept if head[i] != name]
+    for i in kept:
+        least[i] += max(0, min(widths[i] - least[i], left_over()))
+    return (
+        [shortened(head[i], least[i]) for i in kept],
+        [[shortened(row[i], least[i]) for i in kept] for row in body],
+        {place for place, i in enumerate(kept) if i in right},
+    )
+
+
 def cells(row: Row) -> list[str]:
     if row.median is None:
         empty = [""] * (len(COLUMNS) - 3)
-        return [row.label, *empty, _short(row.reason or "failed"), row.delivers]
+        return [row.label, *empty, _short(why_not(row)), row.delivers]
     m = row.median
     low, high = row.total_range_s
     return [
         row.label,
         _seconds(m["total_s"]),
-        f"{_seconds(low)}-{_seconds(high)}",
+        "" if row.times_floor is None else f"{row.times_floor:.2f}",
+        f"{_seconds(low)}-{_seconds(high)}" if row.rounds > 1 else "",
         _seconds(m["import_s"]),
         _seconds(m["load_s"]),
         _seconds(m["first_use_s"]),
@@ -82,7 +163,14 @@ def cells(row: Row) -> list[str]:
     ]
 
 
-def _seconds(value: float) -> str:
+def why_not(row: Row) -> str:
+    """Why a row has no figures."""
+    return ("" if row.applies else "does not apply: ") + (row.reason or "failed")
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "?"
     return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
 
 
@@ -91,5 +179,4 @@ def _mib(value: float | None) -> str:
 
 
 def _short(text: str, width: int = 60) -> str:
-    text = text.replace("|", "/")
-    return text if len(text) <= width else text[: width - 3] + "..."
+    return shortened(text.replace("|", "/"), width)

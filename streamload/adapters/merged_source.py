@@ -126,6 +126,11 @@ class _MergedSource(WrappingSource):
     def read_into(self, extent: Extent, buffer: memoryview, *, tensor: str | None = None) -> None:
         self.of(extent).read_into(extent, buffer, tensor=tensor)
 
+    def read_rows(
+        self, first: Extent, stride_bytes: int, buffer: memoryview, *, tensor: str | None = None
+    ) -> None:
+        self.of(first).read_rows(first, stride_bytes, buffer, tensor=tensor)
+
     def prefetch(self, extent: Extent) -> None:
         self.of(extent).prefetch(extent)
 
@@ -177,6 +182,12 @@ class _Parts(WrappingSource):
     def read_into(self, extent: Extent, buffer: memoryview, *, tensor: str | None = None) -> None:
         known = tensor and self._names.get(tensor, tensor)
         self._merged.read_into(extent, buffer, tensor=known)
+
+    def read_rows(
+        self, first: Extent, stride_bytes: int, buffer: memoryview, *, tensor: str | None = None
+    ) -> None:
+        known = tensor and self._names.get(tensor, tensor)
+        self._merged.read_rows(first, stride_bytes, buffer, tensor=known)
 
     def _column_norms(self, spec: TensorSpec) -> torch.Tensor:
         from streamload.decoding.low_rank import LowRank

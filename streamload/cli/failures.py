@@ -18,6 +18,7 @@ import click
 
 from streamload.cli.render.tables import say
 from streamload.core.errors import MemoryBudgetError, PlanError, StreamloadError
+from streamload.core.habits import answer_to
 from streamload.core.wording import printable
 
 _MOST_LINES = 4
@@ -29,6 +30,7 @@ _ARGUMENT = re.compile(
     r"timeout_s|download)="
     r"(True(?: \(--force\))?|False|'[^']*'|[\w.:]*)"
 )
+_CALLED = re.compile(r"called (\w+) here")
 
 
 def exit_code(error: BaseException) -> int | None:
@@ -100,6 +102,14 @@ traceback_option = click.option(
     callback=note_flag,
     help="Show the traceback of a failure.",
 )
+quiet_option = click.option(
+    "-q",
+    "--quiet",
+    is_flag=True,
+    expose_value=False,
+    callback=note_flag,
+    help="No progress, notes and reports: only what was asked for, and errors.",
+)
 
 
 @contextlib.contextmanager
@@ -114,6 +124,8 @@ def failures_as_one_line(meta: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except _CLICKS_OWN as error:
+        if isinstance(error, click.NoSuchOption):
+            _answer(error)
         if isinstance(error, click.ClickException) and error.message:
             vars(error)["message"] = printable(error.message)
         raise
@@ -125,11 +137,20 @@ def failures_as_one_line(meta: Mapping[str, Any]) -> Iterator[None]:
         if code is None:
             raise
         if meta.get("streamload.traceback"):
-            say(traceback.format_exc(), err=True, end="")
+            say(traceback.format_exc(), err=True, end="", raw=True)
         if meta.get("streamload.as_json"):
-            say(json.dumps(failure_as_dict(error)))
+            say(json.dumps(failure_as_dict(error)), raw=True)
         say(f"streamload: error: {one_line(error)}", err=True)
         raise SystemExit(code) from None
+
+
+def _answer(error: click.NoSuchOption) -> None:
+    """Say what an option of other programs is called here."""
+    answer = as_options(answer_to(error.option_name))
+    if answer:
+        answer = _CALLED.sub(lambda m: f"called --{m[1].replace('_', '-')} here", answer)
+        vars(error)["message"] = f"No such option: {error.option_name}{answer}"
+        error.possibilities = None
 
 
 def _leave_stdout_alone() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from streamload import __version__
-from streamload.cli.failures import failures_as_one_line, traceback_option
+from streamload.cli.failures import failures_as_one_line, quiet_option, traceback_option
+from streamload.cli.shared_options import version_option
 from streamload.core.wording import suggestion
 
 # In the order of a first visit; a command is ``command`` in the module of its name.
@@ -86,7 +86,8 @@ class LazyGroup(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Example: streamload demo. For a command's options: streamload COMMAND --help.",
 )
-@click.version_option(__version__, prog_name="streamload")
+@version_option(hidden=False)
+@quiet_option
 @traceback_option
 def main() -> None:
     """Stream large checkpoints into PyTorch models with little memory and no waiting."""

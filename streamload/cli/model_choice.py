@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from streamload.core.findings import Finding
 from streamload.hf.installed import is_installed
 
 if TYPE_CHECKING:
@@ -24,12 +27,26 @@ transformers_option = click.option(
 )
 
 
+def hush_imports() -> None:
+    """What torchao and torch log while transformers is imported is no news of this checkpoint."""
+    for name in ("torchao", "torch.utils._pytree"):
+        logger = logging.getLogger(name)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.ERROR)
+
+
 def load_model(path: str, *, by_transformers: bool, **options: Any) -> Loaded:
     """Load a checkpoint into its reference model, else into transformers' class if it is there."""
     import streamload
 
-    if by_transformers or _is_only_theirs(path, options):
+    hush_imports()
+
+    if by_transformers:
         return streamload.load_transformers(path, **options)
+    if _is_only_theirs(path, options):
+        loaded = streamload.load_transformers(path, **options)
+        notices = (*loaded.report.notices, str(_fell_back(loaded.report.model_type)))
+        return replace(loaded, report=replace(loaded.report, notices=notices))
     from streamload.loading.ahead import ahead_of_load, let_go
 
     # Where torch is there already, nothing is waited for.
@@ -64,12 +81,23 @@ def plan_over_ranks(
 
 def plan_model(path: str, *, by_transformers: bool, **options: Any) -> Plan:
     """The plan of what ``load_model`` would do."""
+    hush_imports()
     from streamload.loading.calls import plan_checkpoint
     from streamload.loading.transformers_load import plan_transformers
 
-    if by_transformers or _is_only_theirs(path, options):
+    if by_transformers:
         return plan_transformers(path, **options)
+    if _is_only_theirs(path, options):
+        plan = plan_transformers(path, **options)
+        return replace(plan, findings=(*plan.findings, _fell_back(plan.model_type)))
     return plan_checkpoint(path, **options)
+
+
+def _fell_back(model_type: str | None) -> Finding:
+    """What is said where another library's class is taken without being asked for."""
+    return Finding(
+        f"streamload has no model of its own for {model_type!r}: transformers' class is loaded"
+    )
 
 
 def _is_only_theirs(path: str, options: Mapping[str, Any]) -> bool:

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 import click
 
-from streamload.cli.failures import note_flag, traceback_option
-from streamload.cli.types import BLOCK_BYTES, BYTES, DEVICE, DTYPE, INDICES
+from streamload import __version__
+from streamload.cli.failures import note_flag, quiet_option, traceback_option
+from streamload.cli.types import BLOCK_BYTES, BYTES, DEVICE, DTYPE, INDICES, SECONDS
 
 LAYOUTS = ("fsdp", "tp")
 
@@ -40,7 +41,7 @@ prefix_option = click.option("--prefix", help="Only names that start with it; it
 _REACH_OPTIONS = (
     click.option(
         "--timeout-s",
-        type=click.FloatRange(min=0.0, min_open=True),
+        type=SECONDS,
         help="How long to wait for what a server was asked for, all attempts. [default: 60]",
     ),
     click.option(
@@ -122,7 +123,15 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def common_options(function: F) -> F:
-    """``--json`` (the command takes ``as_json``), and ``--traceback`` after a command's name."""
+    """``--json`` (the command takes ``as_json``), and what is noted for whoever prints:
+    ``--quiet`` and ``--traceback`` after a command's name; ``--version`` works there too.
+    """
+    for option in (traceback_option, quiet_option, version_option(hidden=True)):
+        function = option(function)
     return click.option(
         "as_json", "--json", is_flag=True, callback=note_flag, help="Print JSON on stdout."
-    )(traceback_option(function))
+    )(function)
+
+
+def version_option(*, hidden: bool) -> Callable[[F], F]:
+    return click.version_option(__version__, prog_name="streamload", hidden=hidden)

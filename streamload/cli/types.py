@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,34 @@ def _block_size(text: str) -> int:
     return size
 
 
+def number(*, above: float | None = None, least: float = 0.0, most: float | None = None) -> Parsed:
+    """A finite number; click's own range lets NaN pass, which is neither too small nor too large.
+
+    Args:
+        above: more than this; or
+        least: this or more; and
+        most: this or less.
+    """
+    low = f"above {above:g}" if above is not None else f"{least:g} or more"
+    wanted = low if most is None else f"{low} and at most {most:g}"
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        is_low = value <= above if above is not None else value < least
+        if not math.isfinite(value) or is_low or (most is not None and value > most):
+            raise ValueError(f"{text!r} is not a number {wanted}")
+        return value
+
+    return Parsed("number", parse)
+
+
+def _size_or_none(text: str) -> int | str:
+    return "none" if text.lower() == "none" else _size(text)
+
+
 def _indices(text: str) -> list[int]:
     """Those of ``0,1,5-7`` in the order given, each once."""
     found: dict[int, None] = {}
@@ -129,8 +158,10 @@ def one_of(names: Sequence[str]) -> Parsed:
 
 
 BYTES = Parsed("bytes", _size)
+BYTES_OR_NONE = Parsed("bytes|none", _size_or_none)
 BLOCK_BYTES = Parsed("bytes", _block_size)
 INDICES = Parsed("indices", _indices)
+SECONDS = number(above=0.0, most=999_999)
 DEVICE = Parsed("device", _device)
 DTYPE = dtype_among(_FLOATS)
 TOKENS = Parsed("ids", _tokens)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from streamload.core.wording import suggestion
+
 
 @dataclass(frozen=True, slots=True)
 class DType:
@@ -90,6 +92,7 @@ def parse_dtype(value: object) -> DType | None:
     text = str(value).removeprefix("torch.")
     found = BY_TORCH_NAME.get(_ALIASES.get(text.lower(), text)) or BY_NAME.get(text)
     if found is None:
-        known = ", ".join(sorted(BY_TORCH_NAME))
-        raise ValueError(f"unknown dtype {value!r}; known: {known}")
+        names = [name for name, dtype in BY_TORCH_NAME.items() if dtype.is_floating]
+        near = suggestion(text.lower(), names)
+        raise ValueError(f"unknown dtype {value!r}; known: {', '.join(sorted(names))}{near}")
     return found

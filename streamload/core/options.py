@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from typing_extensions import TypedDict
 
 from streamload.core.dtypes import DType, parse_dtype
+from streamload.core.habits import unknown_options
+from streamload.core.wording import suggestion
 
 if TYPE_CHECKING:
     import torch
@@ -17,15 +19,23 @@ if TYPE_CHECKING:
 # progress(done_bytes, total_bytes, stored_name), from the thread that called the load.
 Progress: TypeAlias = Callable[[int, int, str], object]
 Device: TypeAlias = "str | torch.device | Mapping[str, str | torch.device]"
+Mode: TypeAlias = Literal["auto", "stream", "map"]
+Layout: TypeAlias = Literal["contiguous", "stored"]
+Ties: TypeAlias = Literal["refuse", "keep"]
+Overflow: TypeAlias = Literal["report", "refuse"]
+Replicas: TypeAlias = Literal["refuse", "average"]
+Quantize: TypeAlias = Literal["int8"]
 
 
 class LoadOptions(TypedDict, total=False):
     """Keyword arguments of ``load``, ``load_into``, ``load_state_dict``, ``plan`` and others.
 
     Attributes:
-        dtype: cast floating-point tensors to it (a torch dtype or its name). None: the stored
-            dtype for a meta parameter, the parameter's own where it holds data.
-        device: one device, or a dict of module prefix → device.
+        dtype: cast floating-point tensors to it: a torch dtype or its name (``"bfloat16"``,
+            ``"bf16"``). None and ``"auto"``: as stored for a meta parameter, the parameter's own
+            where it holds data.
+        device: one device, or a dict of module prefix → device. ``"auto"``: CUDA if torch sees
+            such a device, else MPS, else the CPU.
         mode: ``"stream"`` copies into memory of its own; ``"map"`` gives views of the mapped
             file where dtype and alignment allow: ready in milliseconds. The file must then not
             be cut while the model lives. ``"auto"``, the default of ``load``: as ``"map"`` where
@@ -46,7 +56,8 @@ class LoadOptions(TypedDict, total=False):
         overflow: ``"report"`` or ``"refuse"`` finite values that become infinite by the cast.
         replicas: ``"refuse"`` or ``"average"``, if partitions that must agree do not.
         cache: keep a converted copy in the user's cache folder and map it next time.
-        progress: called as progress(done_bytes, total_bytes, stored_name) now and then.
+        progress: True shows a bar (in a terminal or a notebook), or a function called as
+            progress(done_bytes, total_bytes, stored_name) now and then.
         on_layer: called as on_layer(layer, tensors) with each block's complete tensors by local
             name (layer None: those outside of blocks); may return replacements by name: tensors
             of the same shape, dtype and device, or modules, which may be anything with data.
@@ -60,8 +71,8 @@ class LoadOptions(TypedDict, total=False):
 
     dtype: torch.dtype | str | None
     device: Device
-    mode: str | None
-    layout: str | None
+    mode: Mode | None
+    layout: Layout | None
     workers: int | None
     chunk_bytes: int | None
     ring_bytes: int | None
@@ -69,16 +80,28 @@ class LoadOptions(TypedDict, total=False):
     layers: Collection[int] | None
     prefix: str | None
     check_memory: bool
-    ties: str
-    overflow: str
-    replicas: str
+    ties: Ties
+    overflow: Overflow
+    replicas: Replicas
     cache: bool
-    progress: Progress | None
+    progress: Progress | bool | None
     on_layer: Callable[[int | None, dict[str, torch.Tensor]], object] | None
-    quantize: str | None
+    quantize: Quantize | None
     adapter: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
     timeout_s: float | None
     download: bool | None
+
+
+# What each option is where it is not given, as signatures show it. ``mode`` is the call's own.
+DEFAULTS: Mapping[str, object] = dict.fromkeys(LoadOptions.__annotations__) | {
+    "device": "cpu",
+    "strict": True,
+    "check_memory": True,
+    "ties": "refuse",
+    "overflow": "report",
+    "replicas": "refuse",
+    "cache": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +113,11 @@ class Reach:
 
 
 AT_HAND = Reach()
+
+
+# Gaps between what a rank holds that are read through where they are shorter: a read of its own
+# costs as much, in calls (here twice the bytes at half the price) or, far away, in answers.
+GAP_BYTES, FAR_GAP_BYTES = 8 << 10, 256 << 10
 
 
 @dataclass(frozen=True)
@@ -111,7 +139,7 @@ class Settings:
     overflow: str = "report"
     replicas: str = "refuse"
     cache: bool = False
-    progress: Progress | None = None
+    progress: Progress | Literal[True] | None = None
     on_layer: Callable[[int | None, dict[str, torch.Tensor]], object] | None = None
     quantize: str | None = None
     adapter: tuple[str, ...] = ()
@@ -122,6 +150,7 @@ class Settings:
 
     staging_bytes: int = 32 << 20
     chunk_is_given: bool = True
+    gap_bytes: int = GAP_BYTES
 
     @property
     def reach(self) -> Reach:
@@ -143,13 +172,13 @@ class Settings:
         return self.layout == "stored" or (self.layout is None and self.mode == "map")
 
 
-_CHOICES = {
-    "mode": (None, "auto", "stream", "map"),
-    "layout": (None, "contiguous", "stored"),
-    "ties": ("refuse", "keep"),
-    "overflow": ("report", "refuse"),
-    "replicas": ("refuse", "average"),
-    "quantize": (None, "int8"),
+_CHOICES: Mapping[str, tuple[str | None, ...]] = {
+    "mode": (*get_args(Mode), None),
+    "layout": (*get_args(Layout), None),
+    "ties": get_args(Ties),
+    "overflow": get_args(Overflow),
+    "replicas": get_args(Replicas),
+    "quantize": (*get_args(Quantize), None),
 }
 MOST_WORKERS = 8
 # The bus to a device is faster than eight readers.
@@ -169,12 +198,13 @@ def settings_from(options: Mapping[str, Any], mode: str = "stream") -> Settings:
         ValueError: a value that is not among the choices or not positive.
     """
     values = dict(options)
-    unknown = values.keys() - LoadOptions.__annotations__.keys()
+    unknown = values.keys() - DEFAULTS.keys()
     if unknown:
-        raise TypeError(f"unknown option {', '.join(map(repr, sorted(unknown)))}")
+        raise TypeError(unknown_options(sorted(unknown), DEFAULTS))
     for name, choices in _CHOICES.items():
-        if name in values and values[name] not in choices:
-            raise ValueError(f"{name} must be one of {choices}, not {values[name]!r}")
+        if name in values:
+            _check_choice(name, values[name], choices)
+    values["progress"] = _progress(values.get("progress"))
     values["mode"] = values.get("mode") or mode
     values["dtype"] = _dtype(values.get("dtype"))
     values["device"] = _device(values.get("device", "cpu"))
@@ -207,7 +237,26 @@ def bound_of_shards(value: Any) -> int | None:
     return None if value is None else _positive("max_shard_bytes", value, 1)
 
 
+def _check_choice(name: str, value: object, choices: tuple[str | None, ...]) -> None:
+    if (value is None or isinstance(value, str)) and value in choices:
+        return
+    *most, last = map(repr, choices)
+    listed = f"{', '.join(most)} or {last}" if most else last
+    near = suggestion(value, filter(None, choices)) if isinstance(value, str) else ""
+    raise ValueError(f"{name} must be {listed}, not {value!r}{near}")
+
+
+def _progress(value: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        return value or None
+    if not callable(value):
+        raise TypeError(f"progress must be True or a function, not {value!r}")
+    return value
+
+
 def _dtype(value: object) -> DType | None:
+    if isinstance(value, str) and value == "auto":
+        return None
     dtype = parse_dtype(value)
     if dtype is not None and (not dtype.is_floating or dtype.torch_name is None):
         raise ValueError(f"dtype must be a floating-point type, not {value!r}")
@@ -222,8 +271,22 @@ def _device(value: Any) -> str | Mapping[str, str]:
 
 def _device_name(value: Any) -> str:
     """As given; ``cpu`` without a number. Whether there is such a device is told by the plan."""
+    if isinstance(value, int):
+        raise TypeError(f"device must be a name like 'cuda:{value:d}', not {value!r}")
     name = "cpu" if value is None else str(value)
+    if name == "auto":
+        return _best_device()
+    if name.partition(":")[0].lower() == "gpu":
+        raise ValueError(f"device {name!r} is called {name.lower().replace('gpu', 'cuda')!r} here")
     return "cpu" if name.partition(":")[0] == "cpu" and name[4:].isdigit() else name
+
+
+def _best_device() -> str:
+    import torch  # whoever asks is about to load
+
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def _is_host(device: str | Mapping[str, str]) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, NamedTuple
 
+from streamload.core.display.cards import Card, Shown
+from streamload.core.display.reports import export_card, load_card
 from streamload.core.specs import Shape
 from streamload.core.wording import format_bytes, joined, plural, printable, section
 
@@ -106,8 +108,17 @@ class RankReport:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class LoadReport:
+class MemorySample(NamedTuple):
+    """The process's memory at one moment of a load, in bytes over its start."""
+
+    elapsed_s: float
+    rss_bytes: int
+    anonymous_bytes: int
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LoadReport(Shown):
     """What was loaded, what was not and why, how fast and in how much memory.
 
     Attributes:
@@ -124,6 +135,9 @@ class LoadReport:
             read only since they lie in short gaps between others; bytes_mapped: of tensors that
             are views of the file, read when they are used; elapsed_s from the call to the commit.
         ranks: what each rank did, where several loaded together; all else is of this one.
+        missing_are: what became of what is missing, in words; ``""`` if nothing is, or if that
+            refuses the load.
+        trace: memory over time, a few hundred samples at most; not part of ``to_dict``.
     """
 
     source: str = ""
@@ -148,6 +162,11 @@ class LoadReport:
     elapsed_s: float = 0.0
     memory: MemoryReport = field(default_factory=MemoryReport)
     ranks: tuple[RankReport, ...] = ()
+    missing_are: str = ""
+    trace: tuple[MemorySample, ...] = field(default=(), compare=False)
+
+    def _card(self) -> Card:
+        return load_card(self)
 
     @property
     def ok(self) -> bool:
@@ -169,7 +188,8 @@ class LoadReport:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        found = {"ok": self.ok, **as_json(self)}
+        found = {"ok": self.ok, **as_json(replace(self, trace=()))}
+        del found["trace"]
         found["source"] = printable(self.source)
         memory = found.pop("memory")
         return {**found, "bytes_per_s": self.bytes_per_s, "memory": memory}
@@ -182,7 +202,7 @@ class LoadReport:
         lines += self.finding_lines(_SHOWN)
         if self.elapsed_s:
             lines.append(
-                f"{self._moved()}; "
+                f"{self.moved()}; "
                 f"peak over the start: {format_bytes(self.memory.peak_rss_bytes)} resident, "
                 f"{format_bytes(self.memory.peak_anonymous_bytes)} anonymous"
             )
@@ -194,7 +214,8 @@ class LoadReport:
         lines = []
         for kind in ("missing", "unexpected", "shape_mismatch", "unfilled"):
             rows = [printable(str(row)) for row in getattr(self, kind)]
-            lines += section(kind.replace("_", " "), rows, most)
+            fate = self.missing_are if kind == "missing" else ""
+            lines += section(kind.replace("_", " "), rows, most, fate=fate)
         if self.ignored:
             lines.append(f"ignored: {len(self.ignored)} stored tensors the model does not load")
         lines += [f"tied: {' = '.join(group)}" for group in self.tied]
@@ -210,14 +231,14 @@ class LoadReport:
         total = f"{plural(len(self.ranks), 'rank')}: read {format_bytes(read)}"
         return [*map(str, self.ranks), f"{total}, hold {format_bytes(held)}"]
 
-    def _moved(self) -> str:
+    def moved(self) -> str:
         """Which bytes went where, and how fast."""
         mapped = f"mapped {format_bytes(self.bytes_mapped)}"
         if self.bytes_mapped and not self.bytes_read:
             return f"{mapped} in {self.elapsed_s:.2f} s"
         read = (
             f"read {format_bytes(self.bytes_read)} in {self.elapsed_s:.2f} s "
-            f"({self.bytes_per_s / 1e9:.2f} GB/s), wrote {format_bytes(self.bytes_written)}"
+            f"({format_bytes(int(self.bytes_per_s))}/s), wrote {format_bytes(self.bytes_written)}"
         )
         return f"{mapped}, {read}" if self.bytes_mapped else read
 
@@ -230,8 +251,8 @@ def _ledger_line(entry: LoadedTensor) -> str:
     return f"{joined(entry.sources)} → {entry.name} {list(entry.shape)} {cast}{how}"
 
 
-@dataclass(frozen=True, slots=True)
-class ExportReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class ExportReport(Shown):
     """What an export or a conversion wrote."""
 
     path: str
@@ -244,6 +265,9 @@ class ExportReport:
     bytes_written: int = 0
     elapsed_s: float = 0.0
     memory: MemoryReport = field(default_factory=MemoryReport)
+
+    def _card(self) -> Card:
+        return export_card(self)
 
     def summary(self) -> str:
         return (

@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias
 
+from streamload.core.display.cards import Card, Shown
+from streamload.core.display.stored import catalog_card
 from streamload.core.dtypes import BY_NAME, nbytes_of
 from streamload.core.encoding import Encoding
+from streamload.core.quick_records import quickly_made
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -52,6 +55,7 @@ def size_of(dtype: str, shape: Shape) -> int:
     return nbytes_of(BY_NAME[dtype], shape) or 0
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Extent:
     """A range of bytes of one file."""
@@ -61,6 +65,7 @@ class Extent:
     nbytes: int
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """A stored tensor, as its file's header describes it.
@@ -130,13 +135,22 @@ class TensorSpec:
             yield from part.files()
 
 
+def stored_parts(spec: TensorSpec) -> Iterator[TensorSpec]:
+    """What lies in files: the tensor itself, or all that an encoded one is made of."""
+    if spec.encoding is None:
+        yield spec
+        return
+    for part in spec.encoding.parts:
+        yield from stored_parts(part)
+
+
 def stored_bytes(specs: Iterable[TensorSpec]) -> int:
     """What tensors take in their files; ``nbytes`` is what their values take."""
     return sum([s.nbytes if s.encoding is None else stored_bytes(s.encoding.parts) for s in specs])
 
 
-@dataclass(frozen=True, slots=True)
-class Catalog(Mapping[str, TensorSpec]):
+@dataclass(frozen=True, slots=True, repr=False)
+class Catalog(Shown, Mapping[str, TensorSpec]):
     """All tensors of a checkpoint by stored name, in file order.
 
     Attributes:
@@ -150,6 +164,9 @@ class Catalog(Mapping[str, TensorSpec]):
     metadata: Mapping[str, str] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+
+    def _card(self) -> Card:
+        return catalog_card(self)
 
     def __getitem__(self, name: str) -> TensorSpec:
         return self.tensors[name]
@@ -166,6 +183,7 @@ class Catalog(Mapping[str, TensorSpec]):
         return stored_bytes(self.tensors.values())
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class StridedCopy:
     """Which stored elements go where: two strided views of one shape.

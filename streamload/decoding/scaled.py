@@ -97,6 +97,16 @@ class Scaled(Encoding):
         matrix, inside = divmod(row, self.rows)
         return matrix * self.grid[0] + inside // self.block[0]
 
+    def rows_of_scales(self, first: int, last: int) -> list[int]:
+        """How many of the rows of numbers [first, last) each of their rows of scales is for."""
+        counts, row = [], first
+        while row < last:
+            inside = row % self.rows
+            end = min(inside // self.block[0] * self.block[0] + self.block[0], self.rows)
+            counts.append(min(end - inside, last - row))
+            row += counts[-1]
+        return counts
+
     def reads(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         across = self.grid[1]
         yield 0, start // self.per_element, stop // self.per_element

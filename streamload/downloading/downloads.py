@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import glob
 import importlib
+import logging
 import os
 import time
 import urllib.parse
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -111,7 +113,8 @@ def download(
     elif match := HUB_NAME.fullmatch(what):
         if base_url is not None or layers is not None:
             raise ValueError(f"base_url and layers are for {_NEOX} only")
-        report = _from_hub(what, match["repo"], match["revision"], given, progress)
+        with _unheard():
+            report = _from_hub(what, match["repo"], match["revision"], given, progress)
     else:
         shown = without_secrets(what)
         raise ValueError(f"cannot download {shown!r}: expected hf:ORG/NAME[@REVISION] or {_NEOX}")
@@ -186,7 +189,7 @@ def _from_hub(
     # Its errors are of several families, which changed from release to release.
     failures = (OSError, ValueError, getattr(errors, "HTTPError", OSError))
     chosen: dict[str, Any] = {"repo_id": repo, "revision": revision, "local_dir": folder}
-    bars: dict[str, Any] = {"tqdm_class": _quiet_bar()} if progress is None else {}
+    bar = _quiet_bar(progress, what)
     try:
         names = huggingface_hub.HfApi().list_repo_files(repo, revision=revision)
 
@@ -203,7 +206,7 @@ def _from_hub(
         if absent:
             raise DownloadError(f"its index names files that are missing: {absent[:4]}", path=what)
         where = huggingface_hub.snapshot_download(
-            allow_patterns=[glob.escape(name) for name in files], **chosen, **bars
+            allow_patterns=[glob.escape(name) for name in files], tqdm_class=bar, **chosen
         )
     except (DownloadError, CheckpointError):
         raise
@@ -213,11 +216,32 @@ def _from_hub(
     return DownloadReport(folder or what, where, files)
 
 
-def _quiet_bar() -> type[Any]:
-    """A progress bar that shows nothing."""
+def _quiet_bar(progress: Progress | None = None, what: str = "") -> type[Any]:
+    """A bar for the hub's library that draws nothing, and tells ``progress`` of bytes."""
     bar: Any = importlib.import_module("tqdm.auto").tqdm  # comes with huggingface_hub
 
     def quiet(self: Any, *args: Any, **options: Any) -> None:
+        # Others count files, or what came over the network of what is put together from chunks.
+        is_of_chunks = str(options.get("name", "")).endswith(".transfer")
+        self.counts_bytes = options.get("unit") == "B" and not is_of_chunks
+        self.done_bytes = int(options.get("initial") or 0)
         bar.__init__(self, *args, **{**options, "disable": True})
 
-    return type("Quiet", (bar,), {"__init__": quiet})
+    def update(self: Any, count: float | None = 1) -> None:
+        if self.counts_bytes and progress is not None:
+            self.done_bytes += int(count or 0)
+            progress(self.done_bytes, int(self.total or 0), what)
+
+    return type("Quiet", (bar,), {"__init__": quiet, "update": update})
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Without the lines that the hub's library logs of each attempt; the last one's error stays."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

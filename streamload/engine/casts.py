@@ -42,6 +42,19 @@ def count_overflows(source: torch.Tensor, cast: torch.Tensor) -> int:
     return 0 if lost is None else int(lost.sum())
 
 
+def may_overflow(values: torch.Tensor, target: torch.dtype) -> bool:
+    """False if a glance at all float32 ``values`` (flat) shows that none overflows ``target``.
+
+    No value is larger than the root of the sum of their squares, which is one pass at the rate of
+    a sum; half of it is left for what rounding takes from that.
+    """
+    if not can_overflow(values.dtype, target):
+        return False
+    largest = torch.finfo(target).max
+    bound = min(largest * largest, torch.finfo(torch.float32).max)
+    return not bool(torch.dot(values, values) <= bound / 2)  # NaN is not known to fit
+
+
 def overflowed(source: torch.Tensor, cast: torch.Tensor) -> torch.Tensor | None:
     """True where a finite value became infinite or NaN; None where a glance shows there is none."""
     if cast.dtype in _SUMMABLE and bool(torch.isfinite(cast.sum())):

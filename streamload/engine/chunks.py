@@ -68,7 +68,7 @@ def cut(
     staging_bytes: int,
     staged_itemsize: int,
     quantum: int = 1,
-    skips: bool = False,
+    gap_bytes: int = 0,
 ) -> Iterator[Chunk]:
     """Blocks that together carry out ``copies`` of one stored tensor.
 
@@ -79,13 +79,14 @@ def cut(
         chunk_bytes: bound of a block that is copied straight on.
         staging_bytes: bound of a staged panel, in target bytes.
         quantum: blocks begin and end at multiples of so many elements, as far as copies do.
-        skips: long gaps between the copies' elements are not read.
+        gap_bytes: gaps of this length and more between the copies' elements are not read; 0: all
+            of them are.
     """
     sizes = _Sizes(itemsize, chunk_bytes, staging_bytes, staged_itemsize)
-    if not skips or (len(copies) == 1 and copies[0][1].is_run):
+    if not gap_bytes or (len(copies) == 1 and copies[0][1].is_run):
         yield from _cut(copies, sizes, quantum)
         return
-    for group, rows in apart(copies, itemsize):
+    for group, rows in apart(copies, itemsize, gap_bytes):
         for chunk in _cut(group, sizes, quantum if rows is None else 1):
             yield chunk if rows is None else chunk._replace(rows=rows)
 

@@ -15,8 +15,6 @@ from streamload.core.specs import StridedCopy, numel
 from streamload.mapping.layout import coalesced
 from streamload.sources.wrapping.reader import Reader
 
-# Shorter gaps are read through: to skip them would cost more than to read them.
-GAP_BYTES = 16 << 10
 # Longer rows are read by themselves.
 _LONG_BYTES = 256 << 10
 
@@ -54,19 +52,26 @@ class RowReader(Reader):
 
     def __call__(self, start: int, stop: int, buffer: memoryview, /) -> None:
         """Fill ``buffer``, which is the caller's throughout, with the elements [start, stop)."""
-        at = 0
-        for first, last in self._rows.runs(start, stop):
-            end = at + (last - first) * self._size
-            self._read(first, last, buffer[at:end])
-            at = end
+        rows, size = self._rows, self._size
+        # What begins or ends inside of a row, and whole rows between.
+        head = min(-start % rows.width, stop - start)
+        tail = start + head + (stop - start - head) // rows.width * rows.width
+        for first, last in rows.runs(start, start + head):
+            self._read(first, last, buffer[: head * size])
+        if tail > start + head:
+            row = (start + head) // rows.width
+            inside = buffer[head * size : (tail - start) * size]
+            self._read.rows(rows.start + row * rows.stride, rows.width, rows.stride, inside)
+        for first, last in rows.runs(tail, stop):
+            self._read(first, last, buffer[(tail - start) * size :])
 
 
-def apart(copies: Moves, itemsize: int) -> Iterator[tuple[Moves, Rows | None]]:
-    """The moves of one stored tensor in groups that have no long gap inside.
+def apart(copies: Moves, itemsize: int, gap_bytes: int) -> Iterator[tuple[Moves, Rows | None]]:
+    """The moves of one stored tensor in groups that have no gap of ``gap_bytes`` or more inside.
 
     With Rows, the group's moves count their source elements as these do.
     """
-    gap = -(-GAP_BYTES // itemsize)
+    gap = -(-gap_bytes // itemsize)
     for group in _groups(copies, gap):
         span = max(c.source_end for _, c in group) - min(c.source_offset for _, c in group)
         if span - sum(numel(c.shape) for _, c in group) < gap:

@@ -79,7 +79,7 @@ def jobs_of(
             staging_bytes=options.staging_bytes,
             staged_itemsize=itemsizes[name],
             quantum=1 if spec.encoding is None else spec.encoding.quantum,
-            skips=spec.encoding is not None or spec.extent is not None,
+            gap_bytes=options.gap_bytes if spec.encoding or spec.extent else 0,
         )
         if spec.encoding is not None:
             yield from _decoding(spec, chunks)

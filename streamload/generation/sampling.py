@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, SupportsIndex, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from streamload.core.signatures import answers_unknown
+
 Pick: TypeAlias = Callable[[Tensor], Tensor]
 
 
+@answers_unknown
 def generate(
     model: nn.Module,
     ids: Tensor | Sequence[int],
@@ -48,6 +51,7 @@ def generate(
             vocabulary, a number out of range, more positions than the model has, or parameters
             without values (on the meta device).
     """
+    _check_kinds(model, ids)
     device = _device_of(model)
     prompt = _prompt(model, ids).to(device)
     _check_numbers(max_new_tokens, temperature, top_k, top_p, seed)
@@ -63,6 +67,18 @@ def generate(
         _pick, temperature=float(temperature), top_k=top_k, top_p=top_p, generator=generator
     )
     return _steps(model, prompt, max_new_tokens, pick, _stops(stop_token))
+
+
+def _check_kinds(model: Any, ids: Any) -> None:
+    """Raise TypeError with what to pass instead, unless it is a module, and ids."""
+    if not isinstance(model, nn.Module):
+        if isinstance(getattr(model, "model", None), nn.Module):
+            raise TypeError("the model is .model of what load returned")
+        raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(ids, str):
+        raise TypeError("ids must be token ids, not text: encode it with the model's tokenizer")
+    if isinstance(ids, Mapping):
+        raise TypeError("ids must be token ids: the tokenizer's output has them as ['input_ids']")
 
 
 def _pick(

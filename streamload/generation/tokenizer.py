@@ -1,24 +1,18 @@
 """Text to token ids and back, through the ``tokenizers`` package (extra ``text``).
 
 The package runs in a process of its own, which has so much time and memory as its file gives cause
-for: see ``tokenizer_child``.
+for: see ``child``.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import subprocess
-import sys
 import tempfile
-import threading
-import weakref
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from typing import Any
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError, MissingExtraError
+from streamload.generation.child import Child
 
 TOKENIZER_FILE = "tokenizer.json"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -33,10 +27,6 @@ _LOAD_S, _LOAD_S_PER_BYTE = 0.4, 200e-9
 _BUILT_BYTES, _BUILT_PER_BYTE = 64 << 20, 20
 # A text of one character takes microseconds, a long one less than 2 µs for each.
 _TEXT_S, _TEXT_S_PER_ITEM = 0.4, 20e-6
-_CHILD = (
-    "import sys; sys.path[:] = {path!r}\n"
-    "from streamload.generation.tokenizer_child import serve; serve()"
-)
 
 
 class Tokenizer:
@@ -62,17 +52,9 @@ class Tokenizer:
             raise CheckpointError(
                 f"has {size} bytes, expected at most {_MAX_BYTES}", path=self.path
             )
-        self._lock = threading.Lock()
-        self._child = subprocess.Popen(
-            [sys.executable, "-I", "-c", _CHILD.format(path=sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
-        )
-        weakref.finalize(self, _end, self._child)
+        self._child = Child("tokenizer_child", self.path)
         what = "a tokenizer" if len(files) == 1 else "a vocabulary with merges"
-        self.vocab_size: int = self._ask(
+        self.vocab_size: int = self._child.ask(
             f"not {what}: ",
             do="load",
             files=[os.path.abspath(file) for file in files],
@@ -80,64 +62,24 @@ class Tokenizer:
             built_bytes=_BUILT_BYTES + _BUILT_PER_BYTE * size,
         )
 
-    def encode(self, text: str) -> list[int]:
-        """The text's token ids, with the special tokens the tokenizer itself adds."""
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """The text's token ids, with the special tokens the tokenizer itself adds if wanted."""
         # Lone surrogates (from an argument that is not UTF-8) have no encoding.
         clean = text.encode("utf-8", "replace").decode("utf-8")
         cpu_s = _TEXT_S + _TEXT_S_PER_ITEM * len(clean)
-        ids: list[int] = self._ask("cannot encode a text: ", do="encode", what=clean, cpu_s=cpu_s)
+        request = {"do": "encode", "what": clean, "add_special": add_special}
+        ids: list[int] = self._child.ask("cannot encode a text: ", cpu_s=cpu_s, **request)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids, without special tokens and unknown ids."""
         cpu_s = _TEXT_S + _TEXT_S_PER_ITEM * len(ids)
-        text: str = self._ask("cannot decode: ", do="decode", what=list(ids), cpu_s=cpu_s)
+        text: str = self._child.ask("cannot decode: ", cpu_s=cpu_s, do="decode", what=list(ids))
         return text
 
     def stream(self, context: Iterable[int] = ()) -> TextStream:
         """Decode what follows the tokens of ``context``, token by token."""
         return TextStream(self, context)
-
-    def _ask(self, fault: str, *, cpu_s: float, **request: object) -> Any:
-        child, timer = self._child, None
-        assert child.stdin is not None
-        assert child.stdout is not None
-        with self._lock:
-            if os.name == "nt":  # no timers of processor time there
-                timer = threading.Timer(10 * cpu_s, child.kill)
-                timer.start()
-            try:
-                child.stdin.write(json.dumps({**request, "cpu_s": cpu_s}).encode() + b"\n")
-                child.stdin.flush()
-                line = child.stdout.readline()
-            except BrokenPipeError:
-                line = b""
-            except BaseException:
-                child.kill()  # its answer would be taken for the next one's
-                raise
-            finally:
-                if timer is not None:
-                    timer.cancel()
-        if not line.endswith(b"\n"):
-            child.kill()
-            raise CheckpointError(
-                f"{fault}it takes more time or memory than a file of its size should (a regular "
-                "expression in it may have no end)",
-                path=self.path,
-            )
-        reply = json.loads(line)
-        if "error" in reply:
-            raise CheckpointError(f"{fault}{reply['error']}", path=self.path)
-        return reply["answer"]
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    child.kill()
-    for pipe in (child.stdin, child.stdout):
-        assert pipe is not None
-        with suppress(OSError):  # what it has not read
-            pipe.close()
-    child.wait()
 
 
 class TextStream:
@@ -179,7 +121,7 @@ def made_tokenizer(text: bytes, path: str) -> Tokenizer:
     Raises:
         As ``load_tokenizer``.
     """
-    _require()
+    require("tokenizers", "a text prompt")
     with tempfile.TemporaryDirectory(prefix="streamload-") as folder:
         name = os.path.join(folder, TOKENIZER_FILE)
         with open(name, "wb") as file:
@@ -195,7 +137,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
         CheckpointNotFoundError: the folder has none of these files.
         CheckpointError: a file is damaged.
     """
-    _require()
+    require("tokenizers", "a text prompt")
     folder = os.fspath(folder)
     path, vocab, merges = (
         os.path.join(folder, name) for name in (TOKENIZER_FILE, "vocab.json", "merges.txt")
@@ -219,13 +161,11 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     )
 
 
-def _require() -> None:
-    if not _is_installed():
-        raise MissingExtraError("tokenizers", extra="text", purpose="a text prompt")
-
-
-def _is_installed() -> bool:
+def require(package: str, purpose: str) -> None:
+    """Refuse if a package of the extra ``text`` is not installed; it is not imported here."""
     try:
-        return importlib.util.find_spec("tokenizers") is not None
+        found = importlib.util.find_spec(package)
     except ValueError:  # forbidden, as tests do
-        return False
+        found = None
+    if found is None:
+        raise MissingExtraError(package, extra="text", purpose=purpose)

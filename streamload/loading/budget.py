@@ -90,11 +90,26 @@ def ways_out(plan: Plan) -> list[str]:
     if wide and narrow <= memory.available_bytes:
         ways.append(f"dtype='bfloat16' (about {format_bytes(narrow)})")
     if plan.options.mode != "map" and plan.options.device == "cpu":
-        ways.append(
-            "mode='map' (tensors that are not cast need no memory of their own; streamload convert "
-            "writes a file that can be mapped as it is)"
-        )
+        ways += _by_mapping(plan)
     if memory.available_bytes and any(t.layer is not None for t in plan.tensors):
         share = memory.available_bytes / memory.needed_bytes
         ways.append(f"layers= with about {share:.0%} of the blocks")
     return ways
+
+
+def _by_mapping(plan: Plan) -> list[str]:
+    """What is a view of the file needs no memory; a cast makes that impossible, a copy possible."""
+    memory = plan.memory
+    as_stored = sum(
+        t.nbytes
+        for t in plan.tensors
+        if t.is_new and t.mapped is None and t.stored_dtype == t.dtype and len(t.sources) == 1
+    )
+    left = memory.needed_bytes - as_stored
+    if as_stored and left <= memory.available_bytes:
+        return [f"mode='map' (about {format_bytes(left)}: what is not cast is a view of the file)"]
+    dtype = plan.options.dtype
+    cast = f" --dtype {dtype.torch_name}" if dtype is not None else ""
+    return [
+        f"mode='map' of a copy that needs no change: streamload convert SRC DST{cast} --names local"
+    ]

@@ -13,15 +13,19 @@ from torch import nn
 from typing_extensions import Unpack
 
 from streamload.adapters.opening import open_values
+from streamload.core.display.cards import Card, Shown
+from streamload.core.display.reports import load_card
 from streamload.core.errors import PlanError
 from streamload.core.options import LoadOptions, Settings, settings_from
 from streamload.core.report import LoadReport
+from streamload.core.signatures import shows_options
 from streamload.core.wording import listed, printable
 from streamload.loading.building import Prepare, build
 from streamload.loading.resolving import resolve
 from streamload.loading.running import Run, plan_only, run
 from streamload.mapping.binding import Mapper
 from streamload.module.commit import OnAssign, commit
+from streamload.module.given import check_module
 from streamload.module.joining import confirming, together
 from streamload.planning.explaining import exact_notices, scale_notices
 from streamload.planning.records import Plan
@@ -35,8 +39,8 @@ from streamload.system.gc_pause import without_collections
 _MANY = 2000
 
 
-@dataclass(frozen=True)
-class Loaded:
+@dataclass(frozen=True, repr=False)
+class Loaded(Shown):
     """A model in eval mode, the report of its load, and its configuration.
 
     ``generation_config`` holds the settings of ``generation_config.json``, and those of
@@ -48,9 +52,19 @@ class Loaded:
     config: dict[str, Any]
     generation_config: dict[str, Any] = field(default_factory=dict)
 
+    def _card(self) -> Card:
+        card = load_card(self.report, "Loaded")
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        model = f"{type(self.model).__name__}, {parameters:,} parameters"
+        hint = "more: .model, .report, .config, .generation_config"
+        return replace(card, facts=(("model", model), *card.facts), hint=hint)
 
+
+@shows_options(mode="auto")
 def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Loaded:
     """Build the reference model for a checkpoint's ``config.json`` and stream the weights in.
+
+    For a model of your own see ``load_into``, for a class of transformers ``load_transformers``.
 
     Args:
         path: a file, an index, a folder, raw GPT-NeoX partitions, or ``hf:ORG/NAME[@REVISION]``
@@ -91,6 +105,7 @@ def load_prepared(
     return Loaded(model.eval(), report, config, generation)
 
 
+@shows_options(mode="stream")
 def load_into(
     module: nn.Module,
     path: str | os.PathLike[str],
@@ -123,6 +138,7 @@ def load_into(
         RankError: another rank failed, is gone, or has another file, module or options.
         StreamloadError: as ``load``.
     """
+    check_module(module, path)
     settings = replace(settings_from(options), expected_layers=expected_layers)
     with (
         together(module, settings.timeout_s) as ranks,
@@ -135,6 +151,7 @@ def load_into(
     return replace(done.report, notices=(*done.report.notices, *told))
 
 
+@shows_options(mode="stream")
 def load_state_dict(
     path: str | os.PathLike[str],
     *,
@@ -166,19 +183,49 @@ def load_state_dict(
         return _by_name(done)
 
 
+@shows_options()
 def plan(
-    module: nn.Module,
-    path: str | os.PathLike[str],
+    module: nn.Module | str | os.PathLike[str] | None = None,
+    path: str | os.PathLike[str] | None = None,
     *,
     mapping: str | Mapper = "auto",
     expected_layers: int | None = None,
     **options: Unpack[LoadOptions],
 ) -> Plan:
-    """What ``load_into`` would do; reads headers only, touches nothing.
+    """What a load would do; reads headers only, touches nothing.
+
+    ``plan(path)`` plans ``load``, ``plan(module, path)`` plans ``load_into``, each with its own
+    default ``mode``.
+
+    Args:
+        module: your own module; left out, the reference model that ``load`` would build.
+        path: see ``load``.
+        mapping: see ``load_into``; with a module only.
+        expected_layers: see ``load_into``; with a module only.
+        **options: see LoadOptions.
 
     Returns:
         ``.ok``, ``.problems``, ``.report`` (all lists) and ``.memory`` (needed, available).
     """
+    if path is None and not isinstance(module, nn.Module):
+        module, path = None, module
+    if path is None:
+        raise TypeError("plan needs a path: plan(path), or plan(module, path)")
+    if module is None:
+        if mapping != "auto" or expected_layers is not None:
+            raise TypeError("mapping and expected_layers are for plan(module, path)")
+        return plan_checkpoint(path, **options)
+    return _plan_into(module, path, mapping, expected_layers, options)
+
+
+def _plan_into(
+    module: Any,
+    path: str | os.PathLike[str],
+    mapping: str | Mapper,
+    expected_layers: int | None,
+    options: LoadOptions,
+) -> Plan:
+    check_module(module, path)
     settings = replace(settings_from(options), expected_layers=expected_layers)
     pause = without_collections(_MANY)
     with pause, open_values(path, settings, kept=lambda: _kept(module, mapping)) as source:

@@ -7,15 +7,18 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import islice
+from typing import Any
 
 import torch
 from typing_extensions import Unpack
 
 from streamload.core.dtypes import BY_NAME, DType
 from streamload.core.errors import CheckpointError, PlanError, refuse
-from streamload.core.options import LoadOptions, Settings, settings_from
+from streamload.core.options import DEFAULTS, LoadOptions, Settings, settings_from
+from streamload.core.signatures import shows_options
 from streamload.core.specs import Catalog
-from streamload.core.wording import printable
+from streamload.core.wording import printable, suggestion
 from streamload.engine.jobs import Job, JobQueue, jobs_of
 from streamload.engine.lanes.base import NO_MEMORY, Destination
 from streamload.engine.lanes.choice import lane_for, settled, unusable
@@ -30,7 +33,13 @@ from streamload.sources.blocks import torch_dtype
 from streamload.sources.detect import open_layers
 from streamload.sources.wrapping.decoded_source import decoded
 
+_OPTIONS = "dtype device workers chunk_bytes ring_bytes prefix timeout_s download"
+_STREAMS = ("mode", "stream")
+# Names that one which is not there is compared with.
+_COMPARED = 5000
 
+
+@shows_options(only=_OPTIONS)
 def iter_tensors(
     path: str | os.PathLike[str],
     *,
@@ -40,13 +49,13 @@ def iter_tensors(
     """One tensor after the other in the file's order, under stored names.
 
     Only the tensor at hand is in memory; each is the caller's own. Opened through
-    ``safetensors.safe_open`` where the file is of that kind.
+    ``safetensors.safe_open`` where the file is of that kind. With a ``dtype`` quantised tensors
+    are decoded; without, they are given out as they are stored. ``device`` is one for all.
 
     Args:
         path: see ``load``.
         names: only these; each must be there.
-        **options: ``dtype``, ``device`` (one for all) and ``prefix`` are used. With a ``dtype``
-            quantised tensors are decoded; without, they are given out as they are stored.
+        **options: see LoadOptions.
 
     Raises:
         PlanError: a name is not in the checkpoint, a dtype has no counterpart in torch, or the
@@ -57,10 +66,11 @@ def iter_tensors(
         UserWarning: a weight is FP8 (or narrower) and has a scale, which is not applied.
     """
     settings = settings_from(options)
+    if isinstance(names, str):
+        raise TypeError(f"names must be a list of names, like [{names!r}]")
+    _refuse_unused(options)
     if not isinstance(settings.device, str):
         raise TypeError("iter_tensors takes one device, not a dict")
-    if settings.adapter:
-        raise TypeError("iter_tensors takes no adapter: load_state_dict merges one")
     settings = settled(settings)
     source = open_layers(path, None, settings.prefix, settings.reach)
     try:
@@ -80,6 +90,15 @@ def iter_tensors(
     return _iterate_on_device(source, seen, settings)
 
 
+def _refuse_unused(options: Mapping[str, Any]) -> None:
+    """What would be given out otherwise than it was asked for."""
+    unused = options.keys() - _OPTIONS.split()
+    for name in sorted(unused):
+        # Either of what everybody has by default is what is done.
+        if options[name] not in (None, DEFAULTS[name]) and (name, options[name]) != _STREAMS:
+            raise TypeError(f"iter_tensors takes no {name}: load_state_dict does")
+
+
 def _chosen(source: Source, settings: Settings, names: Sequence[str] | None) -> dict[str, str]:
     """Seen name (prefix taken off) → stored name."""
     start = settings.prefix or ""
@@ -88,7 +107,8 @@ def _chosen(source: Source, settings: Settings, names: Sequence[str] | None) -> 
     lost = [] if names is None else [name for name in names if name not in seen]
     why = unusable(str(settings.device))
     if lost or why:
-        text = why or f"not in the checkpoint: {', '.join(map(repr, lost))}"
+        near = suggestion(lost[0], islice(seen, _COMPARED)) if len(lost) == 1 else ""
+        text = why or f"not in the checkpoint: {', '.join(map(repr, lost))}{near}"
         raise PlanError(f"{printable(source.path)}: {text}")
     wanted = seen.keys() if names is None else set(names)
     return {name: stored for name, stored in seen.items() if name in wanted}

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from streamload.core.report import LoadReport
+from streamload.core.display.bar import shown_progress
+from streamload.core.report import LoadReport, MemorySample
 from streamload.core.wording import format_bytes, plural
 from streamload.engine.execute import Execution, execute
 from streamload.engine.lanes.choice import lane_for
@@ -23,6 +24,9 @@ from streamload.ranks.together import Together
 from streamload.saving.cache.through import look_up, store
 from streamload.system.pages import made_ahead
 from streamload.system.peaks import PeakSampler
+
+# Of a load's memory over time, for its picture.
+_SAMPLES = 256
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,11 @@ def run(job: Job, ranks: Together | None = None, *, attaches: bool = False) -> R
         job.settings,
         passing=on_layer is not None,
     )
-    with PeakSampler() as sampler:
+    is_first = ranks is None or ranks.rank == ranks.ranks[0]
+    with (
+        PeakSampler(most=_SAMPLES) as sampler,
+        shown_progress(job.settings.progress, plan.source, is_shown=is_first) as progress,
+    ):
         followed, source, entry = look_up(plan, job.source, job.settings)
         with closing(entry):
             followed = measured(followed, already_bytes=anonymous_bytes)
@@ -99,7 +107,7 @@ def run(job: Job, ranks: Together | None = None, *, attaches: bool = False) -> R
                     source,
                     lane,
                     existing=existing,
-                    progress=telling(ranks, job.settings.progress),
+                    progress=telling(ranks, progress),
                     release=is_cache_in_the_way(followed),
                     on_layer=on_layer,
                 )
@@ -122,7 +130,22 @@ def run(job: Job, ranks: Together | None = None, *, attaches: bool = False) -> R
             peak_file_bytes=max(sampler.peaks.file_bytes, 0) + file_bytes,
             peak_device_bytes=lane.peak_bytes(),
         ),
+        trace=_trace(sampler),
     )
     if ranks is not None:
         report = agree_to_commit(ranks, report)
     return Run(plan, loaded, report, own, larger)
+
+
+def _trace(sampler: PeakSampler) -> tuple[MemorySample, ...]:
+    """What was sampled, over the first sample."""
+    _, first = sampler.samples[0]
+    return tuple(
+        MemorySample(
+            elapsed_s,
+            held.rss - first.rss,
+            held.anonymous - first.anonymous,
+            held.file - first.file,
+        )
+        for elapsed_s, held in sampler.samples
+    )

@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 
 from streamload.adapters.opening import open_values
 from streamload.core.options import LoadOptions, Settings, settings_from
+from streamload.core.signatures import shows_options
 from streamload.hf.distributed import distribute
 from streamload.hf.library import set_generation
 from streamload.hf.their_models import empty_model
@@ -42,34 +43,22 @@ class TransformersOptions(LoadOptions, total=False):
     distributed_config: Any
 
 
-# What people pass to from_pretrained, and what to do here.
-_ANSWERS = {
-    "torch_dtype": "it is called dtype here",
-    "device_map": "it is called device here: one device, or a dict of module prefix → device",
-    "low_cpu_mem_usage": "nothing else is done here",
-    "quantization_config": "quantised weights are decoded; quantize='int8' is what there is",
-    "revision": "say it in the path: hf:ORG/NAME@REVISION",
-    "attn_implementation": "call set_attn_implementation of the loaded model",
-    "trust_remote_code": "no code from a folder is ever run",
-}
-
-
+@shows_options(TransformersOptions, mode="auto")
 def load_transformers(
     path: str | os.PathLike[str], *, cls: Any = None, **options: Unpack[TransformersOptions]
 ) -> Loaded:
     """Build the transformers class for a checkpoint, and stream the weights in.
 
     The model is as ``from_pretrained`` leaves it (ties, buffers, dtypes, what is kept in
-    float32, ``generation_config``, eval mode), at the cost of one model in memory.
+    float32, ``generation_config``, eval mode), at the cost of one model in memory. ``dtype=None``
+    is the configuration's dtype, or else that of the first stored tensor. With ``strict=False``
+    what is missing is initialised as that library does it, and listed.
 
     Args:
         path: see ``load``.
         cls: an Auto class or a model class; by default the one that ``architectures`` of
             ``config.json`` names.
-        **options: see LoadOptions and TransformersOptions; ``dtype=None`` is the configuration's
-            dtype, or else that of the first stored tensor, as with ``from_pretrained``.
-            ``key_mapping`` renames stored names by regular expressions. With ``strict=False`` what
-            is missing is initialised as that library does it, and listed.
+        **options: see TransformersOptions.
 
     Returns:
         ``.model``, ``.report``, ``.config`` and ``.generation_config`` as dicts.
@@ -126,9 +115,6 @@ def _settings(options: Mapping[str, Any]) -> tuple[Settings, Mapping[str, str] |
     key_mapping = values.pop("key_mapping", None)
     if values.get("trust_remote_code") in (None, False):
         values.pop("trust_remote_code", None)
-    for name in values:
-        if name in _ANSWERS:
-            raise TypeError(f"load_transformers does not take {name}: {_ANSWERS[name]}")
     if values.get("layers") is not None:
         raise ValueError("load_transformers builds whole models: layers= is for load and load_into")
     if key_mapping is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeAlias
 
+from streamload.core.quick_records import quickly_made
 from streamload.core.specs import TensorSpec
 from streamload.core.wording import listed
 from streamload.mapping.chaining import ByExpert
@@ -16,10 +17,11 @@ from streamload.mapping.rules import KNOWN_WRAPPERS, NameMap, Rule, strip_wrappe
 from streamload.mapping.templates import Template
 from streamload.mapping.transforms import UNSTATED, Transform
 
-Mapper: TypeAlias = "NameMap | Mapping[str, str] | Callable[[str], str | None]"
+Mapper: TypeAlias = NameMap | Mapping[str, str] | Callable[[str], str | None]
 _WRAPPERS = (*KNOWN_WRAPPERS, "gpt_neox")
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """Stored names → target names.
@@ -115,6 +117,8 @@ def _bind_function(
 
 # Which source of a rule, and its number of partition or expert → names that are there.
 _Group: TypeAlias = "dict[tuple[int, int], list[str]]"
+# A rule by its id, a layer, and an expert that has tensors of its own.
+_Place: TypeAlias = "tuple[int, int | None, int | None]"
 
 _MOST_EXPERTS = 10_000
 _MOST_ABSENT = 100
@@ -125,26 +129,33 @@ def bind_table(name_map: NameMap, stored: Mapping[str, TensorSpec]) -> Binding:
     ignored: list[str] = []
     unexpected: list[str] = []
     problems: list[str] = []
-    groups: dict[tuple[int, int | None, int | None], _Group] = {}
+    groups: dict[_Place, _Group] = {}
     rules: dict[int, Rule] = {id(rule): rule for rule in name_map.rules}
     for name, spec in stored.items():
         matches = name_map.find(name, len(spec.shape))
         if len(matches) > 1:
             which = " and ".join(repr(rule.sources[at]) for rule, at, _ in matches)
             problems.append(f"stored name {name!r} matches more than one rule: {which}")
-        elif not matches:
+            continue
+        if not matches:
             unexpected.append(name)
-        elif matches[0][0].ignores:
+            continue
+        rule, at, values = matches[0]
+        if rule.ignores:
             ignored.append(name)
+            continue
+        expert, number = values.get("expert"), values.get("rank", 0)
+        if rule.stacks:
+            expert, number = None, expert or 0
+        place = id(rule), values.get("layer"), expert
+        group = groups.get(place)
+        if group is None:
+            groups[place] = {(at, number): [name]}
         else:
-            rule, at, values = matches[0]
-            expert, number = values.get("expert"), values.get("rank", 0)
-            if rule.stacks:
-                expert, number = None, expert or 0
-            group = groups.setdefault((id(rule), values.get("layer"), expert), {})
             group.setdefault((at, number), []).append(name)
-    ranks = sorted({n for (i, *_), g in groups.items() if rules[i].by_rank for _, n in g}) or [0]
-    experts = _experts_there_are(rules, groups)
+    numbered = {place: group for place, group in groups.items() if rules[place[0]].by_number}
+    ranks = sorted({n for p, g in numbered.items() if rules[p[0]].by_rank for _, n in g}) or [0]
+    experts = _experts_there_are(rules, numbered)
     assignments: list[Assignment] = []
     for (rule_id, layer, expert), group in groups.items():
         rule = rules[rule_id]
@@ -163,7 +174,7 @@ def _home(rule: Rule) -> str:
 
 
 def _experts_there_are(
-    rules: Mapping[int, Rule], groups: Mapping[tuple[int, int | None, int | None], _Group]
+    rules: Mapping[int, Rule], groups: Mapping[_Place, _Group]
 ) -> dict[tuple[str, int | None], int]:
     """How many experts a layer has by the names of all rules that stack them."""
     counts: dict[tuple[str, int | None], int] = {}
@@ -181,24 +192,14 @@ def _assignments(
 
     ``numbers`` are those of the partitions or experts that must all be there.
     """
-    by_number = rule.stacks or rule.by_rank
     targets = () if rule.unstacks else names_of(rule.target_templates, layer, [expert])
     beyond = names_of(rule.source_templates, layer, [len(numbers)]) if rule.stacks else ()
-    places = sorted(group)
-    # A sum or a mean over fewer partitions than there are would be wrong without a sign of it, and
-    # a stack with a gap would give experts the numbers of others.
-    lacking = (
-        template.fill(layer=layer, expert=n if rule.stacks else expert, rank=n)
-        for at, template in enumerate(rule.source_templates)
-        for n in (numbers if by_number and (rule.stacks or template.has("rank")) else (0,))
-        if (at, n) not in group
-    )
-    is_whole = not by_number and len(group) == len(rule.sources)
-    absent = () if is_whole else tuple(islice(lacking, _MOST_ABSENT))
-    repeats = max(map(len, group.values()))
+    is_whole = not rule.by_number and len(group) == len(rule.sources)
+    absent = () if is_whole else _absent(rule, layer, expert, group, numbers)
+    by_place = [group[place] for place in sorted(group)]
     return [
         Assignment(
-            tuple(group[place][min(copy, len(group[place]) - 1)] for place in places),
+            tuple([names[min(copy, len(names) - 1)] for names in by_place]),
             targets,
             rule.whole,
             layer,
@@ -206,15 +207,32 @@ def _assignments(
             rule.by_rank,
             beyond,
         )
-        for copy in range(repeats)
+        for copy in range(max(map(len, by_place)))
     ]
+
+
+def _absent(
+    rule: Rule, layer: int | None, expert: int | None, group: _Group, numbers: Sequence[int]
+) -> tuple[str, ...]:
+    """The names that are not there, the first few of them.
+
+    A sum or a mean over fewer partitions than there are would be wrong without a sign of it, and a
+    stack with a gap would give experts the numbers of others.
+    """
+    lacking = (
+        template.fill(layer=layer, expert=n if rule.stacks else expert, rank=n)
+        for at, template in enumerate(rule.source_templates)
+        for n in (numbers if rule.stacks or template.has("rank") else (0,))
+        if (at, n) not in group
+    )
+    return tuple(islice(lacking, _MOST_ABSENT))
 
 
 def names_of(
     templates: Sequence[Template], layer: int | None, experts: Iterable[int | None]
 ) -> tuple[str, ...]:
     """All experts of the first name, then those of the next one."""
-    return tuple(t.fill(layer=layer, expert=expert) for t in templates for expert in experts)
+    return tuple([t.fill(layer=layer, expert=expert) for t in templates for expert in experts])
 
 
 def _unstacked(

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from streamload.core.display.cards import Card, Section, Shown
+from streamload.core.wording import joined, plural
 from streamload.mapping.chaining import ByExpert
 from streamload.mapping.templates import Template, TemplateIndex
 from streamload.mapping.transforms import UNSTATED, Transform
@@ -13,7 +15,10 @@ from streamload.mapping.transforms import UNSTATED, Transform
 # torch.compile (_orig_mod), DataParallel and DDP (module), and the classes that hold a base model.
 # FSDP's and activation checkpointing's stand anywhere in a name, as torch.compile's.
 _ANYWHERE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_DOTTED = tuple((part, f"{part}.") for part in _ANYWHERE)
 KNOWN_WRAPPERS = ("module", *_ANYWHERE, "model", "transformer")
+
+_SHOWN_RULES = 8
 
 
 def _texts(value: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
@@ -106,6 +111,12 @@ class Rule:
             raise ValueError(f"Rule {self.sources} to {self.targets}: {error}") from None
 
     @property
+    def cells(self) -> tuple[str, str, str]:
+        """Sources, targets and transform as people read them."""
+        label = f"[{self.transform.label}]" if self.transform.label else ""
+        return joined(self.sources), f"→ {joined(self.targets) or '(ignored)'}", label
+
+    @cached_property
     def ignores(self) -> bool:
         """True if what matches is not wanted."""
         return not self.targets
@@ -122,6 +133,11 @@ class Rule:
     def by_rank(self) -> bool:
         """True if the source's partitions are merged."""
         return any(t.has("rank") for t in self.source_templates)
+
+    @cached_property
+    def by_number(self) -> bool:
+        """True if a source is several stored tensors: a partition or an expert each."""
+        return self.by_rank or self.stacks
 
     @cached_property
     def stacks(self) -> bool:
@@ -148,8 +164,8 @@ class Rule:
         return any(t.has("layer") for t in (*self.source_templates, *self.target_templates))
 
 
-@dataclass(frozen=True)
-class NameMap:
+@dataclass(frozen=True, repr=False)
+class NameMap(Shown):
     """A table of Rules for one architecture and configuration.
 
     Attributes:
@@ -169,7 +185,28 @@ class NameMap:
     notices: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rules", tuple(self.rules))
+        rules = (self.rules,) if isinstance(self.rules, Rule) else tuple(self.rules)
+        wrong = next((rule for rule in rules if not isinstance(rule, Rule)), None)
+        if wrong is not None:
+            raise TypeError(
+                f"a NameMap is made of Rules, not of {wrong!r}; a dict of names is a mapping itself"
+            )
+        object.__setattr__(self, "rules", rules)
+
+    def _card(self) -> Card:
+        count = plural(len(self.rules), "rule")
+        layers = "" if self.layers is None else f", {plural(self.layers, 'layer')}"
+        rows = [rule.cells for rule in self.rules]
+        body = [" ".join(filter(None, row)) for row in rows[:_SHOWN_RULES]]
+        if len(rows) > _SHOWN_RULES:
+            body.append(f"… and {len(rows) - _SHOWN_RULES} more in .rules")
+        return Card(
+            f"NameMap{f' of {self.model_type}' if self.model_type else ''}: {count}{layers}",
+            facts=(("tied", ", ".join(map(" = ".join, self.ties))),) if self.ties else (),
+            notices=self.notices,
+            body=tuple(body),
+            sections=(Section("rules", len(rows), lambda: rows),),
+        )
 
     @cached_property
     def _sources(self) -> TemplateIndex[tuple[Rule, int]]:
@@ -225,8 +262,8 @@ def strip_wrappers(name: str, wrappers: tuple[str, ...]) -> str:
 
     Those that torch's own tools put in the middle of a name (``_orig_mod``) go from anywhere.
     """
-    for part in _ANYWHERE:
-        if part in wrappers and f"{part}." in name:
+    for part, dotted in _DOTTED:
+        if dotted in name and part in wrappers:
             name = ".".join(p for p in name.split(".") if p != part)
     while True:
         head, dot, rest = name.partition(".")

@@ -7,9 +7,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, TypeAlias, TypeVar
+from types import MappingProxyType
+from typing import Any, Generic, TypeAlias, TypeVar
 
 _T = TypeVar("_T")
 
@@ -75,8 +77,11 @@ class Template:
 
     def match(self, numbers: tuple[str, ...]) -> dict[str, int] | None:
         """Placeholder values for the numbers of a name with this key, or None."""
+        slots = self._slots
+        if len(numbers) != len(slots):  # a name may have the key's ``#`` itself
+            return None
         found: dict[str, int] = {}
-        for number, slot in zip(numbers, self._slots, strict=True):
+        for number, slot in zip(numbers, slots, strict=True):
             if isinstance(slot, str):
                 if number != slot:
                     return None
@@ -98,11 +103,9 @@ class Template:
         Raises:
             ValueError: a value the template needs is None.
         """
-        values = {"layer": layer, "expert": expert, "rank": rank}
-        start, places = self._pieces
-        text = start
+        text, places = self._pieces
         for which, shift, literal in places:
-            value = values[which]
+            value = layer if which == "layer" else expert if which == "expert" else rank
             if value is None:
                 raise ValueError(f"template {self.text!r} needs a {which}")
             text += f"{value + shift}{literal}"
@@ -120,6 +123,7 @@ class Template:
         return any(place == which for place, _shift, _text in self._pieces[1])
 
 
+_NONE: Mapping[tuple[int, ...], Any] = MappingProxyType({})
 _ByNumbers: TypeAlias = "dict[tuple[int, ...], dict[tuple[str, ...], list[tuple[Template, _T]]]]"
 
 
@@ -142,8 +146,9 @@ class TemplateIndex(Generic[_T]):
         found = []
         for inside, table in self._tables.items():
             key, numbers = name_key(name, inside=inside)
-            for places, templates in table.get(key, {}).items():
-                for template, value in templates.get(tuple([numbers[at] for at in places]), ()):
+            for places, templates in table.get(key, _NONE).items():
+                written_out = tuple([numbers[at] for at in places if at < len(numbers)])
+                for template, value in templates.get(written_out, ()):
                     values = template.match(numbers)
                     if values is not None:
                         found.append((value, values))

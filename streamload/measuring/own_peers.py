@@ -33,6 +33,14 @@ class _Mode(Peer):
     def imports(self) -> None:
         import_for_loads()
 
+    def unfit(self, job: Job) -> str | None:
+        if self._options["mode"] != "map" or job.dtype is None:
+            return None
+        floats = {piece.dtype for piece in job.pieces if "float" in piece.dtype}
+        if job.dtype in floats or not floats:
+            return None
+        return "every tensor is cast, so none can be mapped"
+
     def load(self, job: Job) -> Any:
         import streamload
 

@@ -98,6 +98,10 @@ class Peer:
         missing = [name for name in packages if importlib.util.find_spec(name) is None]
         return f"{missing[0]} is not installed" if missing else None
 
+    def unfit(self, _job: Any) -> str | None:
+        """None, or why measuring this job with it would say nothing, in a word."""
+        return None
+
     def imports(self) -> None:
         for name in self.imported:
             importlib.import_module(name)
@@ -118,8 +122,8 @@ class FilePeer(Peer):
     """A peer that one file defines.
 
     ``LABEL``, ``DELIVERS`` and ``load(job)`` must be there. ``IMPORTS``, ``PUBLISHED`` and
-    functions with the names of Peer's methods (``imports()``, ``available()``, ``prepare(job)``,
-    ``stored(result, job)``, ``tokens(job, ids, count)``) may be.
+    functions with the names of Peer's methods (``imports()``, ``available()``, ``unfit(job)``,
+    ``prepare(job)``, ``stored(result, job)``, ``tokens(job, ids, count)``) may be.
 
     Raises:
         AttributeError: one of the names it must define is missing.
@@ -140,7 +144,7 @@ class FilePeer(Peer):
         self.imported = getattr(module, "IMPORTS", self.imported)
         self.published = getattr(module, "PUBLISHED", self.published)
         # Functions of the file stand in for the methods.
-        for method in ("available", "imports", "load", "stored", "prepare", "tokens"):
+        for method in ("available", "unfit", "imports", "load", "stored", "prepare", "tokens"):
             if hasattr(module, method):
                 setattr(self, method, getattr(module, method))
 

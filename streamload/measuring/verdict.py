@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from streamload.core.wording import format_bytes
 from streamload.measuring.machine import BUSY_CPUS
 
 # Shares from which on a resource is called used up. Copying and casting never reach the rate of
@@ -65,11 +66,12 @@ def judge(f: Figures) -> Verdict:
     near_floor = f.floor_read_s is not None and whole_s <= _NEAR_FLOOR * f.floor_read_s
     most_read = f.storage_bytes is not None and f.storage_bytes >= f.read_bytes / 2
     if most_read and (near_floor or not used_up):
-        alone = f.floor_read_s and f" (reading alone: {_gb(f.read_bytes / f.floor_read_s)}/s)"
+        rate = f.floor_read_s and format_bytes(f.read_bytes / f.floor_read_s)
+        alone = rate and f" (reading alone: {rate}/s)"
         return Verdict(
             "disk",
-            f"{from_disk} of {_gb(f.read_bytes)} came from the disk, at "
-            f"{_gb((f.storage_bytes or 0) / whole_s)}/s{alone or ''}, while {cpus}",
+            f"{from_disk} of {format_bytes(f.read_bytes)} came from the disk, at "
+            f"{format_bytes((f.storage_bytes or 0) / whole_s)}/s{alone or ''}, while {cpus}",
         )
     # Others computed on the CPUs that the load's threads wanted.
     others = f.other_cpus or 0.0
@@ -78,8 +80,8 @@ def judge(f: Figures) -> Verdict:
     if copying is not None and moving >= _MEMORY_SHARE * copying:
         return Verdict(
             "memory bandwidth",
-            f"it moved at least {_gb(f.moved_bytes)} through memory, {_gb(moving)}/s, where plain "
-            f"copying reaches {_gb(copying)}/s",
+            f"it moved at least {format_bytes(f.moved_bytes)} through memory, "
+            f"{format_bytes(moving)}/s, where plain copying reaches {format_bytes(copying)}/s",
         )
     if used_up:
         share = copying and f"; of the memory's bandwidth it needed about {_share(moving, copying)}"
@@ -97,7 +99,3 @@ def judge(f: Figures) -> Verdict:
 def _share(part: float, whole: float) -> str:
     # Readahead fetches a little more than is needed.
     return f"{min(100.0, 100 * part / whole):.0f} %" if whole else "0 %"
-
-
-def _gb(count: float) -> str:
-    return f"{count / 1e9:.2f} GB" if count < 1e10 else f"{count / 1e9:.0f} GB"

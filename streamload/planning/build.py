@@ -13,10 +13,11 @@ from streamload.mapping.common import layer_of
 from streamload.mapping.rules import NameMap
 from streamload.planning.devices import device_problems
 from streamload.planning.explaining import explain, listed
-from streamload.planning.gaps import common_dtype, find_gaps, map_notices, tied_groups
+from streamload.planning.gaps import common_dtype, fate_of, find_gaps, map_notices, tied_groups
 from streamload.planning.mending import explaining_prefix, square_findings
 from streamload.planning.needed_memory import needed_memory
-from streamload.planning.placing import PlanBuilder, place
+from streamload.planning.placing.builder import PlanBuilder
+from streamload.planning.placing.placement import place
 from streamload.planning.records import Plan, PlannedTensor, Targets
 from streamload.system.gc_pause import without_collections
 
@@ -121,7 +122,8 @@ def _finished(builder: PlanBuilder, binding: Binding, mapper: Mapper | None, sou
     ignored = tuple([stored[name].name for name in binding.ignored])
     builder.findings += square_findings(builder)
     hint = explaining_prefix(builder, mapper, missing)
-    builder.findings += explain(builder, missing, unexpected, unfilled, ignored, hint)
+    fate = fate_of(builder, missing)
+    builder.findings += explain(builder, missing, unexpected, unfilled, ignored, hint, fate)
     builder.note(*map_notices(builder))
     return Plan(
         tensors,
@@ -139,6 +141,7 @@ def _finished(builder: PlanBuilder, binding: Binding, mapper: Mapper | None, sou
         tied_groups(builder, table),
         tuple(builder.findings),
         needed_memory(tensors, stored, options),
+        missing_are=fate,
     )
 
 

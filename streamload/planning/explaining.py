@@ -16,7 +16,7 @@ from streamload.core.findings import Finding
 from streamload.core.report import ShapeMismatch
 from streamload.core.specs import TensorSpec
 from streamload.planning.mending import mending_rules
-from streamload.planning.placing import PlanBuilder
+from streamload.planning.placing.builder import PlanBuilder
 
 # Comparing every name with every other is quadratic: only the first few get a suggestion.
 _SUGGESTED = 5
@@ -36,6 +36,7 @@ def explain(
     unfilled: Sequence[str],
     ignored: Sequence[str],
     prefix: str = "",
+    fate: str = "",
 ) -> list[Finding]:
     """What the plan lacks, in lines that refuse it; if it is not strict, they are notices.
 
@@ -48,7 +49,8 @@ def explain(
         lines.append(Finding(rules))
     lines += builder.incomplete
     if missing:
-        lines.append(Finding(f"missing ({len(missing)}): {_with_hints(missing, unexpected)}"))
+        lead = f"missing ({len(missing)}){f', {fate}' if fate else ''}"
+        lines.append(Finding(f"{lead}: {_with_hints(missing, unexpected)}"))
     if unexpected:
         lines.append(Finding(f"unexpected ({len(unexpected)}): {_with_hints(unexpected, missing)}"))
     told = {*missing, *(entry.name for entry in mismatches), *builder.troubled}
@@ -98,7 +100,10 @@ def _with_hints(names: Sequence[str], others: Sequence[str]) -> str:
         if len(name) > _LONGEST:
             continue
         close = difflib.get_close_matches(name, others, n=1, cutoff=0.8)
-        shown[at] += f" (close to {close[0]!r})" if close else ""
+        if name in close:
+            shown[at] += " (in both, but the mapping leaves it out)"
+        elif close:
+            shown[at] += f" (close to {close[0]!r})"
     return wording.listed(shown, more=", … and {left} more")
 
 

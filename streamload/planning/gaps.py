@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from streamload.core.dtypes import BY_NAME
@@ -10,8 +11,11 @@ from streamload.mapping.fields import short, too_many
 from streamload.mapping.rules import NameMap
 from streamload.mapping.tables.registry import layer_count_field
 from streamload.planning.explaining import listed
-from streamload.planning.placing import PlanBuilder
+from streamload.planning.placing.builder import PlanBuilder
 from streamload.planning.records import PlannedTensor, TargetSpec
+
+_INITIALISED = "initialised by transformers"
+_LEFT, _ON_META = "left unchanged", "left on meta without values"
 
 
 def find_gaps(builder: PlanBuilder, table: NameMap | None) -> tuple[list[str], list[str]]:
@@ -41,6 +45,19 @@ def find_gaps(builder: PlanBuilder, table: NameMap | None) -> tuple[list[str], l
     if kept:
         builder.note(f"buffers not in the file, kept as built: {listed(kept)}")
     return missing, unfilled
+
+
+def fate_of(builder: PlanBuilder, missing: Sequence[str]) -> str:
+    """What becomes of what is missing where that does not refuse the load, in words."""
+    if builder.options.strict or builder.targets is None or not missing:
+        return ""
+    specs = [builder.targets[name] for name in missing]
+    counts = Counter(
+        _INITIALISED if s.is_made_later else _ON_META if s.is_meta else _LEFT for s in specs
+    )
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{count} {fate}" for fate, count in counts.items())
 
 
 def layer_problem(table: NameMap | None, tensors: int) -> str | None:
@@ -88,12 +105,33 @@ def common_dtype(tensors: Sequence[PlannedTensor]) -> str | None:
 def map_notices(builder: PlanBuilder) -> list[str]:
     """Which tensors of a load that maps are streamed after all."""
     options = builder.options
-    streamed = [t.name for t in builder.placed.values() if t.mapped is None]
+    streamed = [t for t in builder.placed.values() if t.mapped is None]
     is_cast = options.mode == "auto" and len(streamed) == len(builder.placed)
     if not options.maps or not streamed or is_cast:
         return []
+    reasons = Counter(_why_streamed(builder, tensor) for tensor in streamed)
+    counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
     return [
-        f"{len(streamed)} of {len(builder.placed)} tensors are not mapped as they are stored "
-        "(cast, decoded, rearranged, misaligned, shared, transposed in 16 bits) and are streamed: "
-        f"{listed(streamed, 4)}"
+        f"{len(streamed)} of {len(builder.placed)} tensors are not mapped but streamed: {counts}"
     ]
+
+
+def _why_streamed(builder: PlanBuilder, tensor: PlannedTensor) -> str:
+    """Why a target is no view of the file, in a word or two; see ``placing``."""
+    specs = [builder.stored[name] for name in tensor.sources]
+    if tensor.device != "cpu":
+        return f"on {tensor.device}"
+    if not tensor.is_new:
+        return "overwritten in place"
+    if any(spec.encoding is not None or spec.extent is None for spec in specs):
+        return "decoded"
+    if any(spec.dtype != tensor.dtype for spec in specs):
+        return "cast"
+    if len(specs) > 1:
+        return "of several stored ones"
+    itemsize = BY_NAME[tensor.dtype].itemsize
+    if any(spec.extent is not None and spec.extent.offset % itemsize for spec in specs):
+        return "misaligned"
+    if "transpose" in tensor.transform:
+        return f"transposed ({itemsize * 8} bits: faster to compute with in rows)"
+    return "rearranged"

@@ -16,7 +16,8 @@ from streamload.mapping.transforms import Transform
 from streamload.planning.dtype_rules import DtypeError, refuse_mixed, target_dtype
 from streamload.planning.explaining import listed
 from streamload.planning.gaps import layer_problem
-from streamload.planning.placing import PlanBuilder, named
+from streamload.planning.placing.builder import PlanBuilder
+from streamload.planning.placing.misfits import named
 from streamload.planning.records import Plan, PlannedTensor, Targets
 
 

@@ -7,6 +7,7 @@ that is taken the other way would be loaded without a sign of it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from streamload.core.findings import Finding
 from streamload.core.report import ShapeMismatch
@@ -14,11 +15,13 @@ from streamload.core.specs import Shape
 from streamload.core.wording import listed
 from streamload.mapping.binding import Mapper, bind, bind_equal
 from streamload.mapping.templates import name_key
-from streamload.planning.placing import PlanBuilder
+from streamload.planning.placing.builder import PlanBuilder
 from streamload.planning.records import PlannedTensor
 
 _SHOWN = 4
 _DEEPEST = 6
+# Names, and parts that they begin with, that are looked at for a second state dict.
+_COMPARED, _MOST_HEADS = 20_000, 8
 
 
 def is_turned(entry: ShapeMismatch) -> bool:
@@ -140,12 +143,17 @@ def explaining_prefix(builder: PlanBuilder, mapper: Mapper | None, missing: Sequ
     if not missing or not builder.unexpected:
         return ""
     for prefix in _heads(builder.unexpected[0]):
-        start = f"{prefix}."
-        under = {n[len(start) :]: s for n, s in builder.stored.items() if n.startswith(start)}
-        binding = bind_equal(under, missing) if mapper is None else bind(mapper, under)
-        if {t for a in binding.assignments for t in a.targets}.issuperset(missing):
+        if _fills(builder, mapper, prefix, missing):
+            depth = prefix.count(".") + 1
+            heads = dict.fromkeys(
+                ".".join(name.split(".")[:depth]) for name in builder.unexpected[:_COMPARED]
+            )
+            others = [head for head in islice(heads, _MOST_HEADS) if head != prefix]
             full = f"{builder.options.prefix.rstrip('.')}." if builder.options.prefix else ""
-            return f'everything missing is stored under prefix="{full}{prefix}": pass that'
+            every = [prefix, *(o for o in others if _fills(builder, mapper, o, missing))]
+            ways = " or ".join(f'prefix="{full}{one}"' for one in every)
+            one_of = "pass the one that is meant" if len(every) > 1 else "pass that"
+            return f"everything missing is stored under {ways}: {one_of}"
     for prefix in _heads(missing[0]) if builder.targets is not None else ():
         start = f"{prefix}."
         names = {name[len(start) :] for name in missing if name.startswith(start)}
@@ -155,6 +163,16 @@ def explaining_prefix(builder: PlanBuilder, mapper: Mapper | None, missing: Sequ
                 f"{prefix!r}, or pass mapping=lambda name: '{start}' + name"
             )
     return ""
+
+
+def _fills(
+    builder: PlanBuilder, mapper: Mapper | None, prefix: str, missing: Sequence[str]
+) -> bool:
+    """True if everything missing is stored under a prefix."""
+    start = f"{prefix}."
+    under = {n[len(start) :]: s for n, s in builder.stored.items() if n.startswith(start)}
+    binding = bind_equal(under, missing) if mapper is None else bind(mapper, under)
+    return {t for a in binding.assignments for t in a.targets}.issuperset(missing)
 
 
 def _heads(name: str) -> Iterator[str]:

@@ -6,16 +6,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from streamload.core.display.cards import Card, Shown
+from streamload.core.display.reports import findings_card, needed, tensors_section
 from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import PlanError
 from streamload.core.findings import Finding, fold, in_words
 from streamload.core.options import Settings
+from streamload.core.quick_records import quickly_made
 from streamload.core.report import LoadedTensor, LoadReport, MemoryReport, ShapeMismatch
 from streamload.core.specs import Shape, StridedCopy, TensorSpec, numel, size_of, stored_bytes
-from streamload.core.wording import printable
+from streamload.core.wording import format_bytes, printable
 from streamload.ranks.shards import Shard
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class TargetSpec:
     """One tensor of a module.
@@ -88,6 +92,7 @@ class Targets(Mapping[str, TargetSpec]):
         return any(s.is_meta and s.kind == "parameter" for s in self.specs)
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class MappedView:
     """A target that is a view of one stored tensor's bytes; numbers in elements."""
@@ -97,6 +102,7 @@ class MappedView:
     strides: Shape
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
     """One target, where its values come from, and how it is laid out.
@@ -152,8 +158,8 @@ class Comparison:
     other: PlannedTensor
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Shown):
     """What a load will do.
 
     Attributes:
@@ -169,6 +175,7 @@ class Plan:
         memory: what the load needs and what there is.
         quantized: names of the tensors that become int8 on their way.
         meaning: of the findings, those on what the values mean.
+        missing_are: see LoadReport.
     """
 
     tensors: tuple[PlannedTensor, ...]
@@ -188,6 +195,24 @@ class Plan:
     memory: MemoryReport = field(default_factory=MemoryReport)
     quantized: frozenset[str] = frozenset()
     meaning: tuple[str, ...] = ()
+    missing_are: str = ""
+
+    def _card(self) -> Card:
+        options, mapped = self.options, sum(t.nbytes for t in self.tensors if t.mapped is not None)
+        device = options.device if isinstance(options.device, str) else "several devices"
+        data = f"read {format_bytes(self.bytes_to_read)}, write {format_bytes(self.bytes_to_write)}"
+        return findings_card(
+            "Plan",
+            self,
+            f"on {device}, mode {options.mode}",
+            count=f"{len(self.tensors)} to load",
+            facts=(
+                ("data", f"map {format_bytes(mapped)}, {data}" if mapped else data),
+                ("memory", needed(self.memory)),
+            ),
+            sections=(tensors_section("assignments", len(self.tensors), self._entries),),
+            hint="more: .ok, .problems, .report (all lists), .memory",
+        )
 
     @property
     def ok(self) -> bool:
@@ -231,8 +256,11 @@ class Plan:
     @property
     def ledger(self) -> tuple[LoadedTensor, ...]:
         """One entry for each target, in the file's order."""
-        return tuple(
-            LoadedTensor(
+        return tuple(self._entries())
+
+    def _entries(self) -> Iterator[LoadedTensor]:
+        for t in self.tensors:
+            yield LoadedTensor(
                 tuple([self.stored[name].name for name in t.sources]),
                 t.name,
                 _stored_dtypes([self.stored[name] for name in t.sources]),
@@ -240,8 +268,6 @@ class Plan:
                 t.whole_shape or t.shape,
                 t.transform,
             )
-            for t in self.tensors
-        )
 
     @cached_property
     def report(self) -> LoadReport:
@@ -264,6 +290,7 @@ class Plan:
             problems=self.problems,
             notices=self.notices,
             memory=self.memory,
+            missing_are=self.missing_are,
         )
 
     def with_findings(self, *findings: Finding) -> Plan:

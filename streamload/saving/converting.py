@@ -7,12 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from streamload.adapters.opening import open_values
+from streamload.core.display.bar import shown_progress
 from streamload.core.errors import CheckpointError, PlanError
 from streamload.core.options import bound_of_shards, settings_from
 from streamload.core.report import ExportReport, LoadedTensor
+from streamload.core.signatures import answers_unknown
 from streamload.core.specs import Catalog
 from streamload.core.wording import listed, printable
 from streamload.engine.reduce import compare
@@ -33,18 +35,19 @@ if TYPE_CHECKING:
     import torch
 
 
+@answers_unknown
 def convert(
     source: str | os.PathLike[str],
     path: str | os.PathLike[str],
     *,
-    names: str = "published",
+    names: Literal["published", "local"] = "published",
     dtype: torch.dtype | str | None = None,
     max_shard_bytes: int | None = None,
     prefix: str | None = None,
     adapter: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     timeout_s: float | None = None,
     download: bool | None = None,
-    progress: Callable[[int, int, str], object] | None = None,
+    progress: Callable[[int, int, str], object] | bool | None = None,
 ) -> ExportReport:
     """Write a checkpoint anew as safetensors, in bounded memory whatever its size.
 
@@ -67,7 +70,7 @@ def convert(
         adapter: LoRA adapters that are merged into the weights; see LoadOptions.
         timeout_s: how long to wait for a server; see LoadOptions.
         download: False streams from the hub what its cache has not; see LoadOptions.
-        progress: called as progress(done_bytes, total_bytes, name).
+        progress: True shows a bar; or called as progress(done_bytes, total_bytes, name).
 
     Returns:
         What was written; ``notices`` say what was cast, left out or renamed.
@@ -82,7 +85,8 @@ def convert(
         raise ValueError(f"names must be 'published' or 'local', not {names!r}")
     start_s = time.perf_counter()
     reach = {"timeout_s": timeout_s, "download": download}
-    options = settings_from({"dtype": dtype, "adapter": adapter, **reach})
+    asked = {"dtype": dtype, "adapter": adapter, "progress": progress}
+    options = settings_from({**asked, **reach})
     max_shard_bytes = bound_of_shards(max_shard_bytes)
     target = os.fsdecode(path)
     from streamload.hf.their_exports import plan_their_conversion  # brings torch
@@ -101,16 +105,17 @@ def convert(
         plan.raise_if_refused()
         _refuse_unequal_ties(plan, opened)
         extras, left = _extras(opened, plan, conversion.config, target)
-        report = write_checkpoint(
-            plan,
-            opened,
-            target,
-            extras=extras,
-            names=conversion.names,
-            metadata=conversion.metadata,
-            max_shard_bytes=max_shard_bytes,
-            progress=progress,
-        )
+        with shown_progress(options.progress, opened.path, doing="converting") as shown:
+            report = write_checkpoint(
+                plan,
+                opened,
+                target,
+                extras=extras,
+                names=conversion.names,
+                metadata=conversion.metadata,
+                max_shard_bytes=max_shard_bytes,
+                progress=shown,
+            )
         notices += (*plan.notices, *_casts(plan.ledger), *report.notices)
         notices += (*left, *_about(opened, conversion.names, target, extras))
     return replace(

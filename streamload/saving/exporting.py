@@ -14,6 +14,7 @@ from torch import nn
 from streamload.core.errors import PlanError
 from streamload.core.options import bound_of_shards, settings_from
 from streamload.core.report import ExportReport
+from streamload.core.signatures import answers_unknown
 from streamload.core.wording import listed
 from streamload.hf.library import is_model
 from streamload.hf.their_exports import plan_their_export
@@ -24,6 +25,7 @@ from streamload.mapping.tables.gpt2_names import gpt2_map
 from streamload.mapping.tables.registry import known_model_types, mapping_for
 from streamload.models.decoder import Decoder
 from streamload.module.extra_state import exported
+from streamload.module.given import check_module
 from streamload.module.joining import together
 from streamload.module.sharded import is_dtensor
 from streamload.module.targets import is_wrapper, targets_of
@@ -38,6 +40,7 @@ from streamload.sources.in_memory import MemorySource
 from streamload.system.peaks import PeakSampler
 
 
+@answers_unknown
 def export(
     module: nn.Module,
     path: str | os.PathLike[str],
@@ -68,6 +71,7 @@ def export(
         WriteError: the disk is full, the path cannot be written, or the folder has an index of
             another name, which readers would still follow.
     """
+    check_module(module, path)
     with together(module) as group:
         return _export(module, os.fsdecode(path), mapping, dtype, max_shard_bytes, group)
 

@@ -7,7 +7,10 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from streamload.core.display.cards import Card, Shown
+from streamload.core.display.stored import catalog_card
 from streamload.core.specs import Catalog, Extent, Shape
+from streamload.core.wording import without_secrets
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from streamload.sources.torch.plain_objects import StoredObject
 
 
-class Source(ABC):
+class Source(Shown, ABC):
     """A readable checkpoint: one file or many. What is not abstract suits tensors in memory.
 
     Attributes:
@@ -49,6 +52,17 @@ class Source(ABC):
     default_dtype: str = ""
     companions: tuple[str, ...] = ()
 
+    def _card(self) -> Card:
+        kind, catalog = type(self).__name__, getattr(self, "catalog", None)
+        if catalog is None:  # shown while it is being made, by a debugger
+            return Card(kind)
+        return catalog_card(
+            catalog,
+            f"{kind} {without_secrets(self.path)}",
+            (("files", str(len(self.files))),),
+            "more: .catalog, .metadata, .tensor(name), .config(); close() it, or use with",
+        )
+
     @property
     def files(self) -> Collection[str]:
         """The files that its tensors lie in."""
@@ -57,6 +71,22 @@ class Source(ABC):
     @abstractmethod
     def read_into(self, extent: Extent, buffer: memoryview, *, tensor: str | None = None) -> None:
         """Fill ``buffer`` (``extent.nbytes`` writable bytes) with the extent's bytes."""
+
+    def read_rows(
+        self, first: Extent, stride_bytes: int, buffer: memoryview, *, tensor: str | None = None
+    ) -> None:
+        """Fill ``buffer`` with whole rows of a file, end to end; as ``read_into`` otherwise.
+
+        Args:
+            first: the first row; all are of its length.
+            stride_bytes: from the beginning of one row to that of the next.
+            buffer: as long as a whole number of rows; the caller's throughout.
+            tensor: whose rows these are, for messages.
+        """
+        size, offset = first.nbytes, first.offset
+        for at in range(0, buffer.nbytes, size):
+            self.read_into(Extent(first.file, offset, size), buffer[at : at + size], tensor=tensor)
+            offset += stride_bytes
 
     @abstractmethod
     def tensor(self, name: str) -> torch.Tensor:
@@ -87,10 +117,10 @@ class Source(ABC):
         """
         raise KeyError(name)
 
-    def prefetch(self, extent: Extent) -> None:  # noqa: B027  # only a hint
+    def prefetch(self, extent: Extent) -> None:  # only a hint
         """Hint that the extent is read soon."""
 
-    def release(self, extent: Extent) -> None:  # noqa: B027  # only a hint
+    def release(self, extent: Extent) -> None:  # only a hint
         """Hint that the extent is not read again: its cached pages may go."""
 
     def mapped(
@@ -122,17 +152,17 @@ class Source(ABC):
         del name
         return self
 
-    def check_unchanged(self) -> None:  # noqa: B027  # memory does not change by itself
+    def check_unchanged(self) -> None:  # memory does not change by itself
         """Raise ReadError if any file was cut, written or replaced since it was opened."""
 
     def received(self) -> tuple[int, int]:
         """Bytes that came over a network so far, and in how many answers."""
         return 0, 0
 
-    def interrupt(self) -> None:  # noqa: B027  # disks and memory answer soon
+    def interrupt(self) -> None:  # disks and memory answer soon
         """Have reads that wait for a server fail now; the source is of no more use then."""
 
-    def close(self) -> None:  # noqa: B027  # memory needs no closing
+    def close(self) -> None:  # memory needs no closing
         """Close all files; mapped tensors stay valid. Closing twice is allowed."""
 
     def __enter__(self) -> Self:

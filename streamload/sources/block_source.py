@@ -41,6 +41,15 @@ class BlockSource(Source):
     def read_into(self, extent: Extent, buffer: memoryview, *, tensor: str | None = None) -> None:
         self._files[extent.file].read_into(extent.offset, buffer, tensor=tensor)
 
+    def read_rows(
+        self, first: Extent, stride_bytes: int, buffer: memoryview, *, tensor: str | None = None
+    ) -> None:
+        file = self._files[first.file]
+        if isinstance(file, OpenFile):
+            file.read_rows(first.offset, first.nbytes, stride_bytes, buffer, tensor=tensor)
+        else:
+            super().read_rows(first, stride_bytes, buffer, tensor=tensor)
+
     def config(self) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
         return config_beside(self.path, self.catalog)
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from streamload.core.errors import CheckpointError, CheckpointNotFoundError, naming
 from streamload.core.options import AT_HAND, Reach
+from streamload.core.signatures import answers_unknown
 from streamload.core.wording import printable
 from streamload.sources.base import Source
 from streamload.sources.config.beside import adapter_beside
@@ -35,6 +36,7 @@ _LOOKED_FOR = (
 _GGUF = b"GGUF"
 
 
+@answers_unknown
 def open_checkpoint(
     path: str | os.PathLike[str], *, timeout_s: float | None = None, download: bool | None = None
 ) -> Source:
@@ -67,6 +69,13 @@ def open_layers(
     """As ``open_checkpoint``; of raw partitions only the files of these blocks are opened, and of
     several state dicts in a torch file the one that ``prefix`` names.
     """
+    if isinstance(path, Source):
+        raise TypeError("the path is that of a file or folder, not an open source: its .path")
+    if isinstance(path, Mapping):
+        raise TypeError(
+            "the path is that of a file or folder; tensors in memory need none: "
+            "module.load_state_dict(tensors, assign=True)"
+        )
     given = os.fsdecode(path)
     if is_url(given):
         return _open_remote(given, layers, prefix, reach)

@@ -11,6 +11,7 @@ import os
 import stat
 import threading
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -178,6 +179,34 @@ class OpenFile(LateFile, ReadableFile):
                     errno=errno.EIO,
                 )
             done += count
+
+    def read_rows(
+        self,
+        offset: int,
+        row_bytes: int,
+        stride_bytes: int,
+        buffer: memoryview,
+        *,
+        tensor: str | None = None,
+    ) -> None:
+        """Fill ``buffer`` with rows of ``row_bytes``, the first from ``offset``, end to end.
+
+        Raises:
+            ReadError: as ``read_into``.
+        """
+        at, preadv = 0, getattr(os, "preadv", None)
+        while at < buffer.nbytes:
+            with suppress(OSError), self.descriptor() as descriptor:  # told below, if it lasts
+                while preadv is not None and at < buffer.nbytes:
+                    row = buffer[at : at + row_bytes]
+                    if preadv(descriptor, (row,), offset) < len(row):
+                        break
+                    at += row_bytes
+                    offset += stride_bytes
+            if at < buffer.nbytes:
+                self.read_into(offset, buffer[at : at + row_bytes], tensor=tensor)
+                at += row_bytes
+                offset += stride_bytes
 
     def _read_once(self, block: memoryview, offset: int) -> int:
         with self.descriptor() as descriptor:

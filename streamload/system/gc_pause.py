@@ -40,10 +40,20 @@ def without_collections(count: int, *, least: int = 2000) -> Iterator[None]:
         with _LOCK:
             _held -= 1
             if _held == 0 and _was_enabled:
-                # What was made is looked at once; else the first object made from here on would
-                # set off a collection of everything, torch included.
-                gc.collect(1)
+                _grow_old()
                 gc.enable()
+
+
+def _grow_old() -> None:
+    """Count what was made as looked at; else the next object would set off a walk over all of it.
+
+    To freeze and to thaw puts everything into the oldest generation without looking at it.
+    """
+    if gc.get_freeze_count():  # the caller's own, which stay frozen
+        gc.collect(1)
+    else:
+        gc.freeze()
+        gc.unfreeze()
 
 
 def calm(count: Callable[..., int]) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:

@@ -132,12 +132,18 @@ class PeakSampler:
     Args:
         interval_s: seconds between two samples.
         record: keep every sample in ``samples``, with the seconds since the start.
+        most: keep no more than about so many, evenly spread over the time.
     """
 
-    def __init__(self, *, interval_s: float = 0.01, record: bool = False) -> None:
+    def __init__(
+        self, *, interval_s: float = 0.01, record: bool = False, most: int | None = None
+    ) -> None:
         self.samples: list[tuple[float, ProcessMemory]] = []
         self._interval_s = interval_s
-        self._record = record
+        self._record = record or most is not None
+        self._most = most
+        self._every, self._seen = 1, 0
+        self._last = (0.0, _NOTHING)
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -154,6 +160,7 @@ class PeakSampler:
     def __enter__(self) -> PeakSampler:
         self._stop.clear()
         self.samples.clear()
+        self._every, self._seen = 1, 0
         self._start_s = time.perf_counter()
         try:
             self._status = StatusReader()
@@ -169,6 +176,8 @@ class PeakSampler:
     def __exit__(self, *exc: object) -> None:
         try:
             self._sample()
+            if self._record and self.samples[-1] is not self._last:
+                self.samples.append(self._last)
         finally:
             self._end()
 
@@ -185,8 +194,13 @@ class PeakSampler:
             self._keep(now)
 
     def _keep(self, now: ProcessMemory) -> None:
-        if self._record:
-            self.samples.append((time.perf_counter() - self._start_s, now))
+        self._last = (time.perf_counter() - self._start_s, now)
+        if self._record and self._seen % self._every == 0:
+            self.samples.append(self._last)
+            if self._most is not None and len(self.samples) > self._most:
+                del self.samples[1::2]
+                self._every *= 2
+        self._seen += 1
 
     def _end(self) -> None:
         self._stop.set()

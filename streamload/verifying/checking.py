@@ -22,7 +22,7 @@ from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of
 from streamload.sources.files import OpenFile
 from streamload.sources.hub import folder_of
-from streamload.verifying.pieces import Piece, Segment, expected_digest, pieces_of
+from streamload.verifying.pieces import Piece, Segment, bytes_in_files, expected_digest, pieces_of
 from streamload.verifying.verify_report import DigestCheck, OddValues, VerifyReport
 
 _TICK_S = 0.1
@@ -69,6 +69,7 @@ def check(source: Source, settings: Settings, *, progress: Progress | None = Non
         all_zero=tuple(v.name for v in values if v.is_zero and v.elements),
         digests=tuple(sorted(reading.digests, key=lambda digest: digest.what)),
         notices=source.catalog.notices,
+        files=bytes_in_files(source.catalog.tensors.values()),
         bytes_read=bytes_read,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +24,7 @@ from streamload.planning.build import build_plan
 from streamload.planning.explaining import listed
 from streamload.planning.records import Plan, PlannedTensor
 from streamload.sources.base import Source
+from streamload.verifying.pieces import bytes_in_files
 from streamload.verifying.verify_report import Difference, VerifyReport
 
 _BATCH_BYTES = 32 << 20  # of each side; a transposed tensor is read anew for each batch
@@ -68,8 +70,20 @@ def compare_checkpoints(
         only_here=only_here,
         only_there=only_there,
         notices=notices,
+        files=dict(sorted(_compared(sides, alike).items())),
         bytes_read=reading.bytes_read,
     )
+
+
+def _compared(
+    sides: Sequence[_Side], pairs: Sequence[tuple[PlannedTensor, PlannedTensor]]
+) -> dict[str, int]:
+    """Bytes of each file that were compared; the same file on both sides is read twice."""
+    found: Counter[str] = Counter()
+    for at, side in enumerate(sides):
+        names = {name for pair in pairs for name in pair[at].sources}
+        found.update(bytes_in_files(side.plan.stored[name] for name in names))
+    return found
 
 
 @dataclass(frozen=True)
@@ -89,6 +103,8 @@ def _side(source: Source, config: Mapping[str, Any] | None, options: Settings) -
     mapper, _ = choose_binding(config, source.catalog, None)
     options = replace(options, strict=False)
     plan = build_plan(source.catalog, mapper, None, options, source=source.path)
+    if not source.catalog:
+        return _Side(source, plan, {}, ())  # its plan is refused; here it is a difference
     left = set(plan.report.unexpected)
     if len(left) == len(source.catalog):
         plan = build_plan(source.catalog, None, None, options, source=source.path)

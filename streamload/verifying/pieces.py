@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 
-from streamload.core.specs import Extent, TensorSpec
+from streamload.core.specs import Extent, TensorSpec, stored_parts
 from streamload.sources.addresses import Address, content_address
 from streamload.sources.base import Source
 
@@ -54,6 +55,23 @@ def pieces_of(source: Source) -> Iterator[Piece]:
         yield from _by_digest(file, plain, digests)
         for segment in shared:
             yield Piece(file, (segment,))
+
+
+def bytes_in_files(specs: Iterable[TensorSpec]) -> dict[str, int]:
+    """How many bytes of each file tensors lie in; what several share counts once."""
+    sizes: Counter[str] = Counter()
+    ranges: dict[str, set[tuple[int, int]]] = {}
+    for part in (part for spec in specs for part in stored_parts(spec)):
+        if (at := part.extent) is None:
+            sizes[part.file] += part.nbytes
+        else:
+            ranges.setdefault(at.file, set()).add((at.offset, at.offset + at.nbytes))
+    for file, found in ranges.items():
+        end = 0
+        for begin, stop in sorted(found):
+            sizes[file] += max(stop - max(begin, end), 0)
+            end = max(end, stop)
+    return dict(sizes)
 
 
 def expected_digest(path: str) -> Address | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from streamload.core.dtypes import BY_NAME
@@ -76,6 +77,7 @@ class VerifyReport:
 
     Attributes:
         path, against: what was read.
+        files: how many bytes of each file were checked or compared, each byte counted once.
         tensors: how many tensors were read, or compared.
         non_finite: tensors with NaN or infinite values, by stored name; a notice, not a failure.
         all_zero: stored names of tensors that hold nothing but zeros (a zero bias is common).
@@ -86,6 +88,7 @@ class VerifyReport:
 
     path: str = ""
     against: str | None = None
+    files: Mapping[str, int] = field(default_factory=dict)
     tensors: int = 0
     non_finite: tuple[OddValues, ...] = ()
     all_zero: tuple[str, ...] = ()
@@ -99,9 +102,12 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """True if all digests fit and nothing differs."""
-        return all(d.ok for d in self.digests) and not (
-            self.differences or self.only_here or self.only_there
+        """True if there was something to check, all digests fit, and nothing differs."""
+        is_done = bool(self.tensors or self.digests)
+        return (
+            is_done
+            and all(d.ok for d in self.digests)
+            and not (self.differences or self.only_here or self.only_there)
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,6 +116,7 @@ class VerifyReport:
             "ok": self.ok,
             **vars(self),
             **lists,
+            "files": {printable(name): nbytes for name, nbytes in self.files.items()},
             "path": printable(self.path),
             "against": None if self.against is None else printable(self.against),
             "non_finite": [{"name": v.name, "nan": v.nan, "inf": v.inf} for v in self.non_finite],
@@ -119,11 +126,17 @@ class VerifyReport:
 
     def to_text(self) -> str:
         what = "compared" if self.against is not None else "read"
-        lines = [
-            f"{what} {self.tensors} tensors, {format_bytes(self.bytes_read)} "
-            f"in {self.elapsed_s:.2f} s"
-        ]
-        if self.against is None:
+        size = format_bytes(sum(self.files.values()))
+        count = plural(self.tensors, "tensor")
+        lines = [f"{what} {count}, {size} in {self.elapsed_s:.2f} s"]
+        if not self.tensors:
+            lines[0] = f"nothing was {what}: there are no tensors"
+            if self.against is not None:
+                lines[0] = "nothing was compared: no tensor is in both"
+        rows = [f"{printable(file)}: {format_bytes(nbytes)}" for file, nbytes in self.files.items()]
+        if len(rows) > 1:
+            lines += section("each byte once of", rows, _SHOWN)
+        if self.against is None and self.tensors:
             lines += self._found_lines()
         lines += _different_lines(self.differences)
         lines += section(f"only in {printable(self.path)}", list(map(repr, self.only_here)), _SHOWN)

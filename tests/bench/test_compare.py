@@ -15,7 +15,8 @@ import pytest
 
 import streamload
 from bench import checkpoints
-from bench.compare import compare, job_for, write_lines
+from bench.compare import compare, job_for
+from bench.figures import write_lines
 from bench.job import Job, find_peers
 from bench.report import tables
 from bench.report.rows import rows_of, warnings_of

@@ -41,13 +41,13 @@ def tiny(tmp_path_factory):
         (
             {"storage_bytes": 1_050_000_000, "user_s": 0.5, "system_s": 0.3},
             "disk",
-            ("100 % of 1.00 GB came from the disk, at 1.05 GB/s", "2.50 GB/s", "0.8 of 2"),
+            ("100 % of 953.7 MiB came from the disk, at 1001.4 MiB/s", "2.33 GiB/s", "0.8 of 2"),
         ),
         # As fast as reading alone: the disk it was, though the CPUs had no time left.
-        ({"storage_bytes": 10**9, "floor_read_s": 0.9}, "disk", ("1.11 GB/s",)),
+        ({"storage_bytes": 10**9, "floor_read_s": 0.9}, "disk", ("1.03 GiB/s",)),
         ({"storage_bytes": 10**9, "floor_read_s": 0.3}, "cpu", ()),
         ({"storage_bytes": None}, "cpu", ()),
-        ({"copy_bytes_per_s": 3e9}, "memory bandwidth", ("2.00 GB/s", "3.00 GB/s")),
+        ({"copy_bytes_per_s": 3e9}, "memory bandwidth", ("1.86 GiB/s", "2.79 GiB/s")),
         (
             {"user_s": 0.3, "system_s": 0.2, "other_cpus": 1.4, "copy_bytes_per_s": 3e9},
             "cpu",

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from click.testing import CliRunner
 
 from streamload.cli.failures import (
     as_options,
@@ -11,6 +12,7 @@ from streamload.cli.failures import (
     failures_as_one_line,
     one_line,
 )
+from streamload.cli.group import main
 from streamload.core.errors import (
     CheckpointError,
     MemoryBudgetError,
@@ -99,3 +101,19 @@ def test_faults_of_our_own_keep_their_traceback():
 def test_keyword_arguments_are_spelled_as_options(text, shown):
     assert as_options(text) == shown
     assert one_line(PlanError(text)) == shown
+
+
+@pytest.mark.parametrize(
+    ("option", "answer"),
+    [
+        ("--torch-dtype", "it is called --dtype here"),
+        ("--device-map", "it is called --device here"),
+        ("--load-in-8bit", "--quantize int8 is what there is"),
+        ("--dtpye", "--dtype"),
+    ],
+)
+def test_options_of_other_programs_are_answered(option, answer):
+    result = CliRunner().invoke(main, ["load", "x", option, "y"])
+    assert result.exit_code == 2
+    assert option in result.stderr
+    assert answer in result.stderr

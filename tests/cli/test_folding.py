@@ -1,6 +1,6 @@
 """Folding of names that repeat."""
 
-from streamload.cli.render.folding import fold, indices_text
+from streamload.core.display.folding import fold, indices_text
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 

@@ -379,6 +379,31 @@ class TestHub:
         pytest.importorskip("huggingface_hub")
         assert downloads._quiet_bar()(total=3).disable
 
+    def test_a_bar_that_draws_nothing_tells_of_bytes(self, capfd):
+        pytest.importorskip("huggingface_hub")
+        told = []
+        kind = downloads._quiet_bar(lambda *args: told.append(args), "hf:a/b")
+        files, chunks = kind(total=3), kind(total=9, unit="B", name="x.transfer")
+        whole = kind(total=0, unit="B", unit_scale=True, name="x")
+        whole.total += 40
+        for bar, count in ((files, 1), (chunks, 5), (whole, 30), (whole, 10)):
+            bar.update(count)
+            bar.refresh()
+        assert told == [(30, 40, "hf:a/b"), (40, 40, "hf:a/b")]
+        assert capfd.readouterr() == ("", "")
+
+    def test_attempts_are_not_logged(self, hub, monkeypatch, capfd):
+        import logging
+
+        logger = logging.getLogger("huggingface_hub.utils")
+        monkeypatch.setattr(
+            hub.HfApi, "list_repo_files", lambda *_, **__: logger.warning("Retrying in 1s") or []
+        )
+        with pytest.raises(DownloadError, match="holds no weights"):
+            download("hf:org/name")
+        assert "Retrying" not in capfd.readouterr().err
+        assert logging.getLogger("huggingface_hub").level == logging.NOTSET
+
     @pytest.mark.parametrize("what", ["gpt2", "hf:", "hf:a/b/c", "hf:a b", "neox"])
     def test_other_names(self, what):
         with pytest.raises(ValueError, match="cannot download"):

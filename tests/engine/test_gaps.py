@@ -20,7 +20,6 @@ GAP = 3  # elements
 @pytest.fixture(autouse=True, scope="module")
 def short_gaps():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gaps, "GAP_BYTES", 4 * GAP)
         patch.setattr(gaps, "_LONG_BYTES", 4 * 6)
         yield
 
@@ -55,7 +54,7 @@ def test_a_rank_reads_its_own_and_short_gaps(shape, chunk, data):
     targets = [torch.full((numel(layout.shape),), -1.0) for layout in layouts]
     sizes = {"itemsize": 4, "chunk_bytes": chunk, "staging_bytes": chunk, "staged_itemsize": 4}
     unwanted = 0
-    for block in cut(copies, **sizes, skips=True):
+    for block in cut(copies, **sizes, gap_bytes=4 * GAP):
         read = torch.cat([stored[start:stop] for start, stop in runs_of([block])])
         assert read.numel() == block.stop - block.start
         for start, stop in runs_of([block]):
@@ -100,5 +99,5 @@ def test_parts_that_lie_across_each_other_are_read_once():
     parts = [layout.narrow(1, at, 1) for at in range(3)]
     copies = [(i, m) for i, part in enumerate(parts) for m in part.copies(["s"])]
     sizes = {"itemsize": 4, "chunk_bytes": 4096, "staging_bytes": 4096, "staged_itemsize": 4}
-    runs = [run for block in cut(copies, **sizes, skips=True) for run in runs_of([block])]
+    runs = [run for block in cut(copies, **sizes, gap_bytes=4 * GAP) for run in runs_of([block])]
     assert sorted(runs) == [(row * 16, row * 16 + 8) for row in range(12)]

@@ -135,7 +135,7 @@ class TestTheProcess:
 
     def test_it_ends_with_its_tokenizer(self, tmp_path):
         tokenizer = self.written(tmp_path)
-        child = tokenizer._child
+        child = tokenizer._child.process
         assert child.poll() is None
         del tokenizer
         assert child.returncode is not None
@@ -147,7 +147,7 @@ class TestTheProcess:
             def readline(self):
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(tokenizer._child, "stdout", Interrupted())
+        monkeypatch.setattr(tokenizer._child.process, "stdout", Interrupted())
         with pytest.raises(KeyboardInterrupt):
             tokenizer.encode("a")
         monkeypatch.undo()

@@ -29,6 +29,10 @@ def test_load_falls_back_to_the_library_s_class(experts: Path) -> None:
     report = json.loads(run("load", experts, "--json"))
     assert report["model_type"] == "qwen3_moe"
     assert any(t["name"].endswith("experts.gate_up_proj") for t in report["loaded"])
+    told = "streamload has no model of its own for 'qwen3_moe': transformers' class is loaded"
+    assert told in report["notices"]
+    assert told in json.loads(run("plan", experts, "--json"))["notices"]
+    assert told not in json.loads(run("load", experts, "--transformers", "--json"))["notices"]
 
 
 def test_load_takes_it_where_it_is_asked_for(tmp_path: Path) -> None:

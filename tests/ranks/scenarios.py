@@ -19,7 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial
 
 import streamload
-from streamload.engine import gaps, workers
+from streamload.core import options
+from streamload.engine import workers
 from streamload.loading import budget
 from streamload.system.memory import AvailableMemory
 from tests.ranks.forked import prepare, run
@@ -150,7 +151,7 @@ def _bits(paths: dict[str, Path], wholes: Any, only: tuple[str, ...] = ()) -> An
 def _one(name: str, path: Path, how: str, dtype: str, world: int, whole: Any) -> dict[str, Any]:
     model = shard(MODELS[name](), how, world)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gaps, "GAP_BYTES", 64)
+        patch.setattr(options.Settings, "gap_bytes", 64)
         report = streamload.load_into(model, path, dtype=dtype)
     parameters = list(model.parameters())
     return {

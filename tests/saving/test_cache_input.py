@@ -180,6 +180,12 @@ class TestFacts:
     def test_good_ones(self):
         found = facts_of(facts_with(dtype=None, written_s=3, notices=["\x1b[2J"]))
         assert (found.dtype, found.written_s, found.notices) == (None, 3, ("\\x1b[2J",))
+        assert facts_of(facts_with(made_with=["a=\x1b"])).made_with == ("a=\\x1b",)
+
+    def test_entries_of_before_made_with(self):
+        (text,) = Facts("p", "f", "s", "BF16", 1.0).metadata().values()
+        old = {key: value for key, value in json.loads(text).items() if key != "made_with"}
+        assert facts_of(Catalog({}, {"streamload_cache": json.dumps(old)})).made_with == ()
 
     @pytest.mark.parametrize(
         "text",
@@ -194,7 +200,16 @@ class TestFacts:
     @pytest.mark.parametrize("value", [3, True, [[1]], {"a": 1}, 1e400, -1, None, [None], "x"])
     def test_other_types(self, value):
         right = {"dtype": (None, "x"), "source": ("x",), "written_s": (3,), "plan": ("x",)}
-        for name in ("plan", "source", "dtype", "written_s", "crc32", "notices", "version"):
+        for name in (
+            "plan",
+            "source",
+            "dtype",
+            "written_s",
+            "crc32",
+            "notices",
+            "made_with",
+            "version",
+        ):
             if value is True or value not in right.get(name, ()):
                 assert facts_of(facts_with(**{name: value})) is None, name
         assert facts_of(facts_with(more=value)) is None

@@ -50,6 +50,7 @@ class TestValues:
         assert report.ok
         assert report.tensors == 10
         assert report.bytes_read == sum(t.nbytes for t in load_file(path).values())
+        assert report.files == {str(path): report.bytes_read}
 
     def test_misaligned_tensors(self, tmp_path):
         import json
@@ -172,6 +173,11 @@ class TestDigests:
         self.fetched(gpt2, tmp_path / "m").write_text(text)
         assert verify(tmp_path / "m").digests == ()
 
+    def test_nothing_to_check_is_a_failure(self, tmp_path):
+        report = verify(save(tmp_path / "x.safetensors", {}))
+        assert not report.ok
+        assert report.to_text().startswith("nothing was read: there are no tensors")
+
     def test_none(self, gpt2):
         assert "no digests to compare with" in verify(gpt2).to_text()
 
@@ -256,6 +262,29 @@ class TestAgainst:
         two[0], two[1] = one[0], -0.0
         save(tmp_path / "b.safetensors", {"x": two})
         assert not verify(tmp_path / "a.safetensors", against=tmp_path / "b.safetensors").ok
+
+    def test_nothing_to_compare_is_a_failure(self, gpt2, tmp_path):
+        empty = save(tmp_path / "x.safetensors", {})
+        report = verify(empty, against=empty)
+        assert not report.ok
+        assert report.to_text().startswith("nothing was compared: no tensor is in both")
+        assert verify(gpt2, against=empty).to_text().startswith("nothing was compared")
+
+    @pytest.mark.parametrize("turned", [False, True])
+    def test_each_byte_of_a_file_counts_once(self, tmp_path, turned):
+        """However often it is read: a transposed tensor is, and views of one storage are."""
+        base = torch.arange(12.0).reshape(3, 4)
+        other = base.t().contiguous().t() if turned else base
+        torch.save({"all": other, "row": base[1]}, tmp_path / "a.bin")
+        save(tmp_path / "b.safetensors", {"all": base, "row": base[1].clone()})
+        a, b = str(tmp_path / "a.bin"), str(tmp_path / "b.safetensors")
+        report = verify(a, against=b)
+        assert report.ok, report
+        size = 64 if turned else 48  # else the row lies inside of the other's bytes
+        assert report.files == {a: size, b: 64}
+        assert f"compared 2 tensors, {64 + size} B in" in report.to_text()
+        assert f"  {a}: {size} B" in report.to_text()
+        assert report.to_dict()["files"] == report.files
 
     def test_dtype_needs_another(self, gpt2):
         with pytest.raises(ValueError, match="against"):

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 import click
 
-from streamload.cli.render.tables import columns, heading, say
+from streamload.cli.render.tables import columns, heading, say_result
+from streamload.cli.render.terminal import is_terminal, note
 from streamload.cli.shared_options import (
     chunk_bytes_option,
     common_options,
     dtype_option,
     workers_option,
 )
-from streamload.core.wording import printable
+from streamload.core.wording import format_bytes, printable
 
 _HEAD = (
-    "", "load s", "first use s", "together s", "GB/s", "of the floor", "peak memory", "held back by"
+    "", "load s", "first use s", "together s", "rate", "of the floor", "peak memory", "held back by"
 )  # fmt: skip
+# Where there is no room: what the lines below the table say anyway goes first.
+_LEFT_OUT = {at: _HEAD[at] for at in (7, 2, 1, 4, 5)}
 
 
 @click.command(
@@ -44,21 +45,21 @@ def command(path: str, as_json: bool, **options: Any) -> None:
     from streamload.measuring.modes import measure
 
     found = measure(path, **options, tell=_tell)
-    say(json.dumps(found) if as_json else "\n".join(_as_text(found)))
+    say_result(as_json, lambda: found, lambda: "\n".join(_as_text(found)))
     if not found["ok"]:
         raise SystemExit(1)
 
 
 def _tell(text: str) -> None:
-    if sys.stderr.isatty():
-        say(text, err=True)
+    if is_terminal(err=True):
+        note(text)
 
 
 def _as_text(found: dict[str, Any]) -> list[str]:
     rows: list[tuple[str, ...]] = [_HEAD]
     rows += [_row(f"floor: {name}", row) for name, row in found["floor"].items()]
     rows += [_row(name, row) for name, row in found["modes"].items()]
-    first, *others = columns(rows, right=frozenset(range(1, 7)))
+    first, *others = columns(rows, right=frozenset(range(1, 7)), drop=_LEFT_OUT)
     lines = [heading(printable(found["path"])), _setting(found), "", heading(first), *others, ""]
     for name, row in found["modes"].items():
         if row["ok"]:
@@ -74,7 +75,7 @@ def _setting(found: dict[str, Any]) -> str:
     if not cache["worked"]:
         state = f"page cache NOT {cache['asked']}"
     return (
-        f"{found['read_bytes'] / 1e9:.2f} GB to {found['dtype'] or 'the stored dtype'}, "
+        f"{format_bytes(found['read_bytes'])} to {found['dtype'] or 'the stored dtype'}, "
         f"{found['workers']} workers, {found['rounds']} rounds, {state} ({cache['how']}); "
         f"{machine['cpu']}, {machine['cpus']} CPUs, {machine['filesystem'] or 'file system ?'}, "
         + ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
@@ -91,9 +92,9 @@ def _row(name: str, row: dict[str, Any]) -> tuple[str, ...]:
         _seconds(row["load_s"]),
         _seconds(row["first_use_s"]),
         f"{_seconds(row['total_s'])} ({_seconds(low)}-{_seconds(high)})",
-        f"{row['bytes_per_s'] / 1e9:.2f}",
+        f"{format_bytes(row['bytes_per_s'])}/s",
         "" if reached is None else f"{reached:.0%} of {row['floor']}",
-        f"{row['peak_rss_bytes'] / 2**20:.0f} MiB",
+        format_bytes(row["peak_rss_bytes"]),
         row.get("held_back_by", ""),
     )
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
+from streamload.cli.model_choice import hush_imports
 from streamload.cli.render.progress import progress_bar
-from streamload.cli.render.tables import say_result
+from streamload.cli.render.tables import say_report
 from streamload.cli.shared_options import (
     adapter_option,
     common_options,
@@ -50,6 +51,7 @@ def command(source: str, destination: str, as_json: bool, **options: Any) -> Non
     chosen = given(options)
     if "max_shard_bytes" in chosen and destination.lower().endswith(".safetensors"):
         raise click.UsageError("--max-shard-bytes needs a folder, not one file")
+    hush_imports()
     with progress_bar("converting") as progress:
         report = streamload.convert(source, destination, progress=progress, **chosen)
-    say_result(as_json, report.to_dict, lambda: f"{printable(destination)}: {report.to_text()}")
+    say_report(as_json, report.to_dict, lambda: f"{printable(destination)}: {report.to_text()}")

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from streamload.cli.render.progress import progress_bar
-from streamload.cli.render.tables import say_result
+from streamload.cli.render.tables import say_report
 from streamload.cli.shared_options import common_options, given
 from streamload.cli.types import INDICES
 
@@ -39,4 +39,4 @@ def command(what: str, folder: str | None, as_json: bool, **options: Any) -> Non
 
     with progress_bar("fetching") as progress:
         report = download(what, folder, progress=progress, **given(options))
-    say_result(as_json, report.to_dict, report.to_text)
+    say_report(as_json, report.to_dict, report.to_text)

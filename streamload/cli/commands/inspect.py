@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamload.cli.render.listing import as_dict, as_text
+from streamload.cli.render.progress import progress_bar
 from streamload.cli.render.tables import say_result
 from streamload.cli.shared_options import common_options, reach_options
 from streamload.core.errors import MissingExtraError, StreamloadError
-from streamload.sources.wrapping.decoded_source import quantised_lines
+from streamload.sources.wrapping.decoded_source import codes_notice, quantised_lines
 
 if TYPE_CHECKING:
     from streamload.sources.base import Source
@@ -32,9 +33,13 @@ def command(path: str, tensor: str | None, show_all: bool, as_json: bool, **reac
 
     with open_checkpoint(path, **reach) as source:
         if tensor is not None:
-            from streamload.cli.render.statistics import describe, show
+            with progress_bar("reading"):
+                from streamload.cli.render.statistics import describe, show
 
-            facts = describe(source, tensor)
+                facts = describe(source, tensor)
+            with suppress(StreamloadError):  # a damaged configuration says nothing of codes
+                notice = codes_notice(source, tensor)
+                facts["notices"] = [notice] if notice else []
             say_result(as_json, lambda: facts, lambda: show(facts))
             return
         # A damaged configuration is a failure, if one that leaves the list of tensors whole.

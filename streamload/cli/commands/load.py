@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
-from streamload.cli.failures import as_options
 from streamload.cli.model_choice import load_model, load_over_ranks, transformers_option
 from streamload.cli.render.progress import progress_bar
-from streamload.cli.render.tables import say, say_result
+from streamload.cli.render.reporting import report_text
+from streamload.cli.render.tables import say_report
+from streamload.cli.render.terminal import note
 from streamload.cli.render.trace import TRACE_PATH, Trace
 from streamload.cli.shared_options import common_options, given, load_options, shard_option
 from streamload.core.wording import printable
@@ -64,5 +65,5 @@ def command(
     report = loaded.report
     if trace is not None and trace_path is not None:
         trace.write(trace_path, report)
-        say(f"trace written to {printable(trace_path)}", err=True)
-    say_result(as_json, report.to_dict, lambda: as_options(report.to_text(verbose=verbose)))
+        note(f"trace written to {printable(trace_path)}")
+    say_report(as_json, report.to_dict, lambda: report_text(report, verbose=verbose))

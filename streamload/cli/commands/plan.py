@@ -11,7 +11,8 @@ from streamload.cli.failures import as_options
 from streamload.cli.model_choice import plan_model, plan_over_ranks, transformers_option
 from streamload.cli.render.advice import slow_notes
 from streamload.cli.render.ledger import ledger_lines
-from streamload.cli.render.tables import heading, say_result
+from streamload.cli.render.progress import progress_bar
+from streamload.cli.render.tables import columns, heading, say_result
 from streamload.cli.shared_options import common_options, given, load_options, shard_option
 from streamload.core.report import LoadReport
 from streamload.core.wording import format_bytes, printable, section, without_secrets
@@ -39,16 +40,16 @@ def command(
     Exits with 1 if the load would be refused, and with 3 if it would not fit in memory. With
     --shard and --ranks it says what each of so many ranks would read.
     """
-    from streamload.loading.budget import ways_out
-
     if (shard is None) != (ranks is None):
         raise click.UsageError("--shard and --ranks go together")
     each: tuple[RankPlan, ...] = ()
-    if shard is not None and ranks is not None:
-        theirs = {"by_transformers": by_transformers}
-        plan, each = plan_over_ranks(path, shard, ranks, **theirs, **given(options))
-    else:
-        plan = plan_model(path, by_transformers=by_transformers, **given(options))
+    with progress_bar("planning"):  # nothing moves, but torch takes seconds to import
+        if shard is not None and ranks is not None:
+            theirs = {"by_transformers": by_transformers}
+            plan, each = plan_over_ranks(path, shard, ranks, **theirs, **given(options))
+        else:
+            plan = plan_model(path, by_transformers=by_transformers, **given(options))
+        from streamload.loading.budget import ways_out
     report, memory = plan.report, plan.report.memory
     fits = memory.needed_bytes <= memory.available_bytes or options["check_memory"] is False
     ways = [] if fits else ["does not fit", *(f"would fit: {way}" for way in ways_out(plan))]
@@ -67,14 +68,12 @@ def _rank_lines(each: tuple[RankPlan, ...]) -> list[str]:
     """What each rank would read and need, and all of them."""
     if not each:
         return []
-    lines = ["", "rank       reads  of it gaps       holds       needs"]
-    rows = [(p.bytes_read, p.bytes_unwanted, p.bytes_held, p.needed_bytes) for p in each]
-    for rank, sizes in enumerate(rows):
-        lines.append(f"{rank:>4}" + "".join(f"{format_bytes(n):>12}" for n in sizes))
-    return [
-        *lines,
-        " all" + "".join(f"{format_bytes(sum(n)):>12}" for n in zip(*rows, strict=True)),
-    ]
+    sizes = [(p.bytes_read, p.bytes_unwanted, p.bytes_held, p.needed_bytes) for p in each]
+    named = [(str(rank), one) for rank, one in enumerate(sizes)]
+    named.append(("all", tuple(map(sum, zip(*sizes, strict=True)))))
+    head = ("rank", "reads", "of it gaps", "holds", "needs")
+    rows = [head, *((name, *map(format_bytes, one)) for name, one in named)]
+    return ["", *columns(rows, right=frozenset(range(5)), drop={2: "gaps", 4: "needs"})]
 
 
 def _as_text(path: str, report: LoadReport, ways: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from streamload.cli.render.progress import progress_bar
-from streamload.cli.render.tables import say_result
+from streamload.cli.render.tables import say_report
 from streamload.cli.shared_options import common_options, given, max_shard_bytes_option
 from streamload.cli.types import dtype_among, one_of
 from streamload.core.wording import format_bytes, printable
@@ -73,4 +73,4 @@ def command(name: str, directory: str, as_json: bool, **options: Any) -> None:
     if report.reused:
         what = f"this {name} is there already"
     lines = [f"{printable(directory)}: {what}", *(f"notice: {n}" for n in report.notices)]
-    say_result(as_json, report.to_dict, lambda: "\n".join(lines))
+    say_report(as_json, report.to_dict, lambda: "\n".join(lines))

@@ -8,7 +8,7 @@ import click
 
 from streamload.cli.failures import as_options
 from streamload.cli.render.progress import progress_bar
-from streamload.cli.render.tables import say_result
+from streamload.cli.render.tables import say_report, say_result
 from streamload.cli.shared_options import (
     chunk_bytes_option,
     common_options,
@@ -39,13 +39,15 @@ def command(path: str, strict: bool, as_json: bool, **options: Any) -> None:
     Exits with 1 for a wrong digest or a difference, and with --strict for values that are not
     finite.
     """
-    from streamload.verifying import verify
-
     chosen = given(options)
     if "dtype" in chosen and "against" not in chosen:
         raise click.UsageError("--dtype needs --against")
     with progress_bar("verifying") as progress:
+        from streamload.verifying import verify
+
         report = verify(path, progress=progress, **chosen)
-    say_result(as_json, report.to_dict, lambda: as_options(report.to_text()))
-    if not report.ok or (strict and report.non_finite):
+    is_good = report.ok and not (strict and report.non_finite)
+    tell = say_report if is_good else say_result
+    tell(as_json, report.to_dict, lambda: as_options(report.to_text()))
+    if not is_good:
         raise SystemExit(1)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from streamload.cli.render.folding import Row, by_block, fold
 from streamload.cli.render.tables import columns, heading
-from streamload.core.specs import Shape, TensorSpec, numel, stored_bytes
+from streamload.core.display.folding import Row, by_block, fold
+from streamload.core.specs import Shape, TensorSpec, numel, stored_bytes, stored_parts
 from streamload.core.wording import format_bytes, listed, plural, printable
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ def as_text(source: Source, *, show_all: bool, notices: Sequence[str] = ()) -> s
         f"in {plural(len(files), 'file')}",
     ]
     if len(files) > 1:
-        lines += [f"  {printable(file)}  {format_bytes(size)}" for file, size in files.items()]
+        rows = [(f"  {printable(file)}", format_bytes(size)) for file, size in files.items()]
+        lines += columns(rows, right=frozenset({1}), least={0: 16})
     if catalog.metadata:
         pairs = (
             f"{printable(k[:60])}={printable(v[:60])[:60]}" for k, v in catalog.metadata.items()
@@ -94,7 +95,9 @@ def _tensor_lines(specs: list[TensorSpec], *, show_all: bool) -> list[str]:
     def cells(facts: _Facts) -> tuple[str, ...]:
         return facts.dtype, str(list(facts.shape)), format_bytes(facts.nbytes)
 
-    return columns(list(by_block(rows, heading_of, cells)), right=frozenset({3}))
+    table = list(by_block(rows, heading_of, cells))
+    left_out = {1: "dtypes", 2: "shapes"}
+    return columns(table, right=frozenset({3}), least={0: 16}, drop=left_out)
 
 
 def _nbytes_by(source: Source, attribute: str) -> Counter[str]:
@@ -102,14 +105,6 @@ def _nbytes_by(source: Source, attribute: str) -> Counter[str]:
     sizes: Counter[str] = Counter()
     for spec in source.catalog.values():
         # What a tensor is made of may lie in several files.
-        for part in _stored(spec) if attribute == "file" else (spec,):
+        for part in stored_parts(spec) if attribute == "file" else (spec,):
             sizes[getattr(part, attribute)] += stored_bytes((part,))
     return sizes
-
-
-def _stored(spec: TensorSpec) -> Iterator[TensorSpec]:
-    if spec.encoding is None:
-        yield spec
-        return
-    for part in spec.encoding.parts:
-        yield from _stored(part)

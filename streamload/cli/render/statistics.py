@@ -113,7 +113,8 @@ def show(facts: dict[str, Any]) -> str:
         values.insert(_FEW, f"… {facts['values_left_out']:,} more …")
     head = f"{facts['dtype']} {facts['shape']}, {format_bytes(facts['nbytes'])}"
     rows = [pair for pair in (*numbers, *counts) if pair[1] != "none"]
-    return "\n".join([heading(facts["name"]), head, *columns(rows), f"values  {' '.join(values)}"])
+    lines = [heading(facts["name"]), head, *columns(rows), f"values  {' '.join(values)}"]
+    return "\n".join([*lines, *(f"notice: {notice}" for notice in facts.get("notices", ()))])
 
 
 def _number(value: object) -> str:

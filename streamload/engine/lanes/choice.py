@@ -92,7 +92,8 @@ def unusable(device: str) -> str | None:
         try:
             torch.empty(0, device=where)
         except (RuntimeError, AssertionError, ImportError) as error:
-            reason = str(error).partition("\n")[0]
+            # Behind the first sentence come lists of backends, of thousands of characters.
+            reason = str(error).partition("\n")[0].partition(". ")[0]
     return f"device {device!r} is not available here: {reason}" if reason else None
 
 

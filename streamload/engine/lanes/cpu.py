@@ -12,10 +12,11 @@ import torch
 from streamload.core.errors import CheckpointError
 from streamload.core.specs import numel
 from streamload.decoding.scratch import Buffer
-from streamload.engine.casts import can_overflow, count_overflows, overflowed
+from streamload.engine.casts import can_overflow, count_overflows, may_overflow, overflowed
 from streamload.engine.chunks import Chunk, Part
 from streamload.engine.jobs import Job
 from streamload.engine.lanes.base import Destination
+from streamload.engine.lanes.turning import columns_to_turn, parts_of, tile_bytes, tiles, turned
 from streamload.planning.records import PlannedTensor
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
@@ -167,6 +168,10 @@ class CpuWorker:
         Writing a transposed destination block by block touches each of its pages and cache lines
         many times; from staging torch's blocked transposition writes them once.
         """
+        columns = 0 if read.at_once else columns_to_turn(chunk, stored, self._chunk_bytes)
+        if columns:
+            self._carry_turned(chunk, columns, read, destinations)
+            return
         first = destinations[chunk.parts[0].target]
         dtypes = {destinations[part.target].tensor.dtype for part in chunk.parts}
         dtype = first.tensor.dtype if len(dtypes) == 1 else stored
@@ -181,6 +186,24 @@ class CpuWorker:
             if lost is not None:
                 held = torch.as_strided(lost, part.shape, part.source_strides, part.source_offset)
                 _count(destinations[part.target], int(held.sum()))
+
+    def _carry_turned(
+        self, chunk: Chunk, columns: int, read: Reader, destinations: Sequence[Destination]
+    ) -> None:
+        """Read a run of rows, and turn and cast it while it is in the caches."""
+        for part in chunk.parts:
+            _prepare(destinations[part.target], part)
+        rows = (chunk.stop - chunk.start) // columns
+        for start, stop in tiles(rows, columns, self._chunk_bytes):
+            raw = self._raw.elements((stop - start) * columns, torch.float32)
+            first = chunk.start + start * columns
+            read(first, first + raw.numel(), memory_at(raw, 0, raw.numel()))
+            held = raw.view(stop - start, columns)
+            for low, high in tiles(stop - start, columns, tile_bytes(columns, self._chunk_bytes)):
+                tile = turned(held[low:high]).view(-1)
+                for part in parts_of(chunk.parts, columns, start + low, start + high):
+                    to = destinations[part.target]
+                    _copy_part(tile, part, to, counts=may_overflow(tile, to.tensor.dtype))
 
     def _fill_panel(
         self, panel: torch.Tensor, chunk: Chunk, stored: torch.dtype, read: Reader
@@ -222,9 +245,11 @@ def _prepare(destination: Destination, part: Part) -> None:
         populate(destination.tensor.data_ptr() + part.target_offset * size, span * size)
 
 
-def _copy_part(raw: torch.Tensor, part: Part, destination: Destination) -> None:
+def _copy_part(
+    raw: torch.Tensor, part: Part, destination: Destination, *, counts: bool = True
+) -> None:
     """Copy a part in the target's order of dimensions: torch's blocked transposition is taken
-    only if the target is the contiguous one of the two.
+    only if the target is the contiguous one of the two. ``counts``: values may overflow.
     """
     if raw.dtype == torch.bool:
         refuse_odd_bools(raw)
@@ -238,7 +263,7 @@ def _copy_part(raw: torch.Tensor, part: Part, destination: Destination) -> None:
     view = torch.as_strided(destination.tensor, shape, target, start)
     picked = torch.as_strided(raw, shape, source, raw.storage_offset() + part.source_offset)
     view.copy_(picked)
-    if can_overflow(raw.dtype, view.dtype):
+    if counts and can_overflow(raw.dtype, view.dtype):
         _count(destination, count_overflows(picked, view))
 
 

@@ -69,6 +69,13 @@ def _row(model_type: object) -> Architecture | None:
     return ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
 
 
+def _check_config(config: Any) -> None:
+    if not isinstance(config, Mapping):
+        what = ": config() of a source gives it and notices" if isinstance(config, tuple) else ""
+        kind = type(config).__name__
+        raise TypeError(f"config must be the dict in config.json, not {kind}{what}")
+
+
 def mapping_for(model_type: str, config: Mapping[str, Any]) -> NameMap:
     """The table of an architecture's published names.
 
@@ -79,6 +86,7 @@ def mapping_for(model_type: str, config: Mapping[str, Any]) -> NameMap:
     Raises:
         ValueError: there is no table for ``model_type``.
     """
+    _check_config(config)
     return _tables(model_type)[0]({**config, "model_type": model_type})
 
 

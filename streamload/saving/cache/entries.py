@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import time
@@ -45,6 +46,8 @@ class CacheEntry:
         dtype: of its floating-point tensors, if they share one.
         written_s, used_s: when, in seconds since the epoch.
         problem: why it cannot be used; empty if it can.
+        id: a short name for it.
+        made_with: options beside the dtype, as ``name=value``.
         facts: what was noted in its header.
     """
 
@@ -57,12 +60,22 @@ class CacheEntry:
     problem: str = ""
     facts: Facts | None = field(default=None, repr=False)
 
+    @property
+    def id(self) -> str:
+        return hashlib.sha256(os.fsencode(os.path.basename(self.path))).hexdigest()[:8]
+
+    @property
+    def made_with(self) -> tuple[str, ...]:
+        return self.facts.made_with if self.facts else ()
+
     def to_dict(self) -> dict[str, Any]:
         now = time.time()
         return {
+            "id": self.id,
             "path": printable(self.path),
             "source": printable(self.source),
             "dtype": self.dtype,
+            "made_with": list(self.made_with),
             "nbytes": self.nbytes,
             "age_s": max(now - self.written_s, 0.0),
             "unused_s": max(now - self.used_s, 0.0),
@@ -85,7 +98,8 @@ def read_entry(path: str) -> CacheEntry:
     try:
         with open_own(path) as file:
             status = file.status
-            used = max(status.st_atime, status.st_mtime, used_s(path))
+            # 0.1 has no note and sets the time of access, which listing an entry changes as well.
+            used = used_s(path) or max(status.st_atime, status.st_mtime)
             entry = CacheEntry(path, status.st_size, "", None, status.st_mtime, used)
             facts = facts_of(read_header(file))
     except (CheckpointError, ReadError) as error:

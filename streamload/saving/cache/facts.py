@@ -27,6 +27,7 @@ class Facts:
         written_s: when, in seconds since the epoch.
         notices: what that load told, for later ones.
         crc32: tensor name → checksum of its bytes, eight hexadecimal digits.
+        made_with: options beside the dtype that made it what it is, as ``name=value``.
     """
 
     plan: str
@@ -36,6 +37,7 @@ class Facts:
     written_s: float
     notices: tuple[str, ...] = ()
     crc32: Mapping[str, str] = field(default_factory=dict)
+    made_with: tuple[str, ...] = ()
 
     def metadata(self) -> dict[str, str]:
         """For the header."""
@@ -51,16 +53,20 @@ def facts_of(catalog: Catalog) -> Facts | None:
     version = found.pop("version", None) if isinstance(found, dict) else None
     if type(version) is not int or version != VERSION:
         return None
+    found.setdefault("made_with", [])  # entries of 0.1 do not tell
     if not (found.keys() == Facts.__dataclass_fields__.keys() and _are_typed(found)):
         return None
-    return Facts(**{**found, "notices": tuple(map(printable, found["notices"]))})
+    texts = {key: tuple(map(printable, found[key])) for key in ("notices", "made_with")}
+    return Facts(**{**found, **texts})
 
 
 def _are_typed(found: dict[str, Any]) -> bool:
     texts = [found[name] for name in ("plan", "files", "source")]
     texts += [] if found["dtype"] is None else [found["dtype"]]
-    notices, sums, written_s = found["notices"], found["crc32"], found["written_s"]
-    if not (isinstance(notices, list) and isinstance(sums, dict)):
+    sums, written_s = found["crc32"], found["written_s"]
+    lists = (found["notices"], found["made_with"])
+    if not (all(isinstance(one, list) for one in lists) and isinstance(sums, dict)):
         return False
+    texts += [text for one in lists for text in one]
     is_time = type(written_s) in (int, float) and 0 <= written_s < _LATEST_S
-    return is_time and all(type(text) is str for text in (*texts, *notices, *sums.values()))
+    return is_time and all(type(text) is str for text in (*texts, *sums.values()))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from streamload.core.options import Settings
 from streamload.core.specs import StridedCopy, contiguous_strides, numel
+from streamload.core.wording import printable, without_secrets
 from streamload.planning.needed_memory import needed_memory
 from streamload.planning.records import MappedView, Plan, PlannedTensor
 from streamload.saving.cache.facts import VERSION
@@ -23,6 +25,21 @@ def why_not(plan: Plan, settings: Settings) -> str:
     if settings.on_layer is not None or settings.quantize is not None:
         return "blocks are changed while they are loaded (on_layer, quantize)"
     return ""
+
+
+def made_with(settings: Settings) -> tuple[str, ...]:
+    """What a user would want to know of how a copy was made, beside its dtype."""
+    found = {
+        "layers": "" if settings.layers is None else ",".join(map(str, sorted(settings.layers))),
+        "prefix": settings.prefix or "",
+        "adapter": ",".join(
+            path if "://" in path else os.path.abspath(path) for path in settings.adapter
+        ),
+        "ties": "" if settings.ties == "refuse" else settings.ties,
+        "replicas": "" if settings.replicas == "refuse" else settings.replicas,
+    }
+    texts = {name: printable(without_secrets(text)) for name, text in found.items() if text}
+    return tuple(f"{name}={text}" for name, text in texts.items())
 
 
 def plan_key(plan: Plan) -> str:

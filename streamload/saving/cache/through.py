@@ -27,7 +27,8 @@ from streamload.planning.records import Plan
 from streamload.saving.atomic import StagedFile, staged_file, translated
 from streamload.saving.cache.entries import ENDING, cache_folder, read_entry
 from streamload.saving.cache.facts import Facts, facts_of
-from streamload.saving.cache.plans import digest, plan_from, plan_key, why_not
+from streamload.saving.cache.limit import make_room, too_large
+from streamload.saving.cache.plans import digest, made_with, plan_from, plan_key, why_not
 from streamload.saving.cache.trust import (
     folder_fault,
     is_known_good,
@@ -57,6 +58,7 @@ class Entry:
         path: of the entry; empty if the load cannot use the cache.
         plan_key, files_key: what the entry must have been made by and from.
         checkpoint: the checkpoint's path, as the entry notes it.
+        made_with: options, as the entry notes them.
         source: the open entry, if there is one that fits.
         notices: what became of it, for the report.
     """
@@ -66,6 +68,7 @@ class Entry:
     plan_key: str = ""
     files_key: str = ""
     checkpoint: str = ""
+    made_with: tuple[str, ...] = ()
     source: SafetensorsSource | None = None
     notices: list[str] = field(default_factory=list)
 
@@ -111,6 +114,7 @@ def store(entry: Entry, run: Execution) -> None:
         try:
             entry.notices += _write(entry, run)
             _remove_stale(entry)
+            entry.notices += make_room(entry.path)
         except (WriteError, ReadError) as error:
             entry.notices.append(f"cache not written: {error}")
     run.findings += map(Finding, entry.notices)
@@ -190,9 +194,12 @@ def _write(entry: Entry, run: Execution) -> list[str]:
         dtype=entry.plan.dtype,
         written_s=time.time(),
         notices=tuple(str(finding) for finding in run.findings),
+        made_with=entry.made_with,
         crc32=sums,
     )
     (layout,) = lay_out(tensors, "entry", metadata=facts.metadata())
+    if why := too_large(layout.nbytes):
+        raise WriteError(why)
     file = staged_file(entry.path, layout.nbytes, is_private=True)
     try:
         for name, offset in layout.offsets.items():
@@ -268,7 +275,8 @@ def _entry_for(plan: Plan, source: Source, settings: Settings) -> Entry:
     name = f"{key[:20]}-{files_key[:20]}{ENDING}"
     is_name = source.is_remote or source.path.startswith("hf:")
     given = source.path if is_name else os.path.abspath(source.path)
-    return Entry(plan, os.path.join(folder, name), key, files_key, printable(given))
+    path = os.path.join(folder, name)
+    return Entry(plan, path, key, files_key, printable(given), made_with(settings))
 
 
 def _write_tensor(file: StagedFile, tensor: torch.Tensor, offset: int) -> int:

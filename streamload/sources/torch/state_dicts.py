@@ -128,10 +128,11 @@ def _choose(
         found = collector.flatten({asked: root[asked]})
         return found, [key for key in root if root[key] is not root[asked]], []
     if len(wrappers) > 1:
-        first, other = wrappers[:2]
+        count = {2: "two", 3: "three"}.get(len(wrappers), str(len(wrappers)))
         raise CheckpointError(
-            f"holds two state dicts that differ, under {first!r} and {other!r}; pass "
-            f"prefix={first!r} or prefix={other!r}, or save the one that is meant by itself"
+            f"holds {count} state dicts that differ, under {' and '.join(map(repr, wrappers))}; "
+            f"pass {' or '.join(f'prefix={key!r}' for key in wrappers)}, or save the one that is "
+            "meant by itself"
         )
     if wrappers:
         chosen = root[wrappers[0]]

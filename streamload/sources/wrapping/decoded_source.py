@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from streamload.core.specs import TensorSpec
+from streamload.core.specs import TensorSpec, stored_parts
 from streamload.core.wording import listed, plural, printable
 from streamload.decoding.quantized.recognise import find_quantised, without_quantisation
 from streamload.decoding.quantized.records import Found, in_words, tail
@@ -73,6 +73,16 @@ def quantised_lines(source: Source) -> tuple[str, ...]:
     if found is None:
         return ()
     return found.refusals() or (_told(found),)
+
+
+def codes_notice(source: Source, name: str) -> str | None:
+    """What is to be said of a stored tensor whose numbers are codes, or scales of such."""
+    found = _found(source)
+    for value, spec in found.values.items() if found is not None else ():
+        if spec.encoding is not None and name in {part.name for part in stored_parts(spec)}:
+            words = spec.encoding.words
+            return f"codes as they are stored, not values: a load decodes {value!r} of {words}"
+    return None
 
 
 def _found(source: Source) -> Found | None:

@@ -53,6 +53,22 @@ class Reader:
             part = Extent(extent.file, extent.offset + start * size, (stop - start) * size)
             self._source.read_into(part, buffer, tensor=self._spec.name)
 
+    def rows(self, start: int, width: int, stride: int, buffer: memoryview) -> None:
+        """Fill ``buffer``, which is the caller's throughout, with rows of ``width`` elements.
+
+        Args:
+            start: the first element of the first row.
+            stride: elements from the beginning of one row to that of the next.
+        """
+        size, extent = self._size, self._spec.extent
+        if self._spec.encoding is None and self.held is None and extent is not None:
+            first = Extent(extent.file, extent.offset + start * size, width * size)
+            self._source.read_rows(first, stride * size, buffer, tensor=self._spec.name)
+            return
+        for at in range(0, buffer.nbytes, width * size):
+            self(start, start + width, buffer[at : at + width * size])
+            start += stride
+
     @property
     def _dtype(self) -> torch.dtype:
         return torch_dtype(self._spec.dtype)

@@ -61,6 +61,11 @@ class WrappingSource(Source):
     def read_into(self, extent: Extent, buffer: memoryview, *, tensor: str | None = None) -> None:
         self.inner.read_into(extent, buffer, tensor=tensor)
 
+    def read_rows(
+        self, first: Extent, stride_bytes: int, buffer: memoryview, *, tensor: str | None = None
+    ) -> None:
+        self.inner.read_rows(first, stride_bytes, buffer, tensor=tensor)
+
     def config(self) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
         return self.inner.config()
 

@@ -13,6 +13,9 @@ def test_demo(spawn, tmp_path):
     assert str(folder) in done.stdout
     for part in (
         "h.11.mlp.c_proj.weight → blocks.11.mlp.fc2.weight",
+        "148 tensors equal the file, bit for bit",
+        "load_file, load_state_dict  ",
+        'streamload.load("./my-model", dtype="bfloat16")',
         "loaded=148 missing=0 unexpected=0 shape_mismatch=0",
         "before: random weights",
         "after: loaded weights",
@@ -28,6 +31,12 @@ def test_demo(spawn, tmp_path):
     assert again["before"] != again["after"]
     assert again["tied"] == ["tok_embed.weight", "lm_head.weight"]
     assert "h.3.mlp.c_fc.weight" in again["refusal"]
+    assert again["equal_tensors"] == 148
+    assert again["load_file"]["elapsed_s"] > 0
+    # Two copies of the weights, the model's own and the file's, against none.
+    written_bytes = again["load"]["bytes_mapped"]
+    assert again["load_file"]["peak_rss_bytes"] > written_bytes
+    assert again["load"]["memory"]["peak_rss_bytes"] < written_bytes
 
 
 def test_demo_fails_if_nothing_changes(run, tmp_path, monkeypatch):

@@ -98,10 +98,37 @@ def test_odd_values(run, tmp_path):
     assert facts("complex")["zero"] == 1
 
 
-def test_a_close_name_is_suggested(run, tiny):
-    result = run("inspect", tiny, "wte.weights")
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("wte.weights", "'wte.weight'?"),
+        # Whole segments first: of the same block, and wherever the segment stands.
+        ("h.1.attn.c_atn.weight", "'h.1.attn.c_attn.weight', "),
+        ("c_fc", "'h.0.mlp.c_fc.bias', 'h.1.mlp.c_fc.bias', 'h.0.mlp.c_fc.weight'?"),
+        ("h.0.attn.bias.bias", "'h.0.attn.bias', "),
+    ],
+)
+def test_names_that_are_near_are_suggested(run, tiny, typed, meant):
+    result = run("inspect", tiny, typed)
     assert result.exit_code == 1
-    assert "did you mean 'wte.weight'" in result.stderr
+    assert f"no tensor named {typed!r}; did you mean {meant}" in result.stderr
+
+
+def test_nothing_is_suggested_where_nothing_is_near(run, tiny):
+    assert "did you mean" not in run("inspect", tiny, "encoder.0.xyz").stderr
+
+
+def test_codes_are_called_codes(run, tmp_path):
+    codes = torch.arange(1, 9, dtype=torch.float32).reshape(2, 4).to(torch.float8_e4m3fn)
+    tensors = {"a.weight": codes, "a.weight_scale_inv": torch.ones(1, 1), "b.weight": torch.ones(2)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    quantised = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": quantised}))
+    for name in ("a.weight", "a.weight_scale_inv"):
+        text = run("inspect", tmp_path, name).stdout
+        assert "notice: codes as they are stored, not values: a load decodes 'a.weight'" in text
+    found = json.loads(run("inspect", tmp_path, "b.weight", "--json").stdout)
+    assert found["notices"] == []
 
 
 def test_a_name_of_the_model_is_told_the_stored_one(run, tiny):

@@ -10,7 +10,7 @@ from typing import Generic, TypeAlias, TypeVar
 Part: TypeAlias = "str | tuple[int, ...]"
 D = TypeVar("D", bound=Hashable)
 
-_TIMES = "\N{MULTIPLICATION SIGN}"
+TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Row(Generic[D]):
         assert isinstance(numbers, tuple)
         stem = "".join(f"{part}." for part in before)
         spans = ", ".join("…".join(f"{stem}{n}" for n in span) for span in _spans(numbers))
-        return f"{spans} {_TIMES}{len(numbers)}"
+        return f"{spans} {TIMES}{len(numbers)}"
 
     def name_text(self, skip: int = 0) -> str:
         """The name without its first ``skip`` segments, numbers as ``{0…7}``."""
