@@ -273,7 +273,7 @@ def load_into(
 
     Raises:
         RankError: another rank failed, is gone, or has another file, module or options.
-        As ``load``.
+        StreamloadError: as ``load``.
     """
 
 def load_state_dict(
@@ -431,7 +431,7 @@ def load_transformers(
 
     Raises:
         MissingExtraError: transformers is not installed.
-        As ``load``.
+        StreamloadError: as ``load``.
     """
 
 def plan(
