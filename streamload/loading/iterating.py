@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
 from typing_extensions import Unpack
 
+from streamload.adapters.opening import open_values
 from streamload.core.dtypes import BY_NAME, DType
 from streamload.core.errors import CheckpointError, PlanError, refuse
 from streamload.core.options import LoadOptions, Settings, settings_from
@@ -27,8 +28,6 @@ from streamload.planning.explaining import scale_notices
 from streamload.planning.needed_memory import on_host
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
-from streamload.sources.detect import open_layers
-from streamload.sources.wrapping.decoded_source import decoded
 
 
 def iter_tensors(
@@ -62,10 +61,11 @@ def iter_tensors(
     if settings.adapter:
         raise TypeError("iter_tensors takes no adapter: load_state_dict merges one")
     settings = settled(settings)
-    source = open_layers(path, None, settings.prefix, settings.reach)
+    opened = ExitStack()
     try:
+        everything = replace(settings, layers=None)
+        source = opened.enter_context(open_values(path, everything, keeps_encoded=True))
         if settings.dtype is not None:
-            source = decoded(source)
             refuse(source.catalog.problems, path=source.path)
         seen = _chosen(source, settings, names)
         dtypes = _dtypes(source, settings, seen)
@@ -73,11 +73,11 @@ def iter_tensors(
         for text in scale_notices(source.catalog, chosen):
             warnings.warn(f"{printable(source.path)}: {text}", stacklevel=2)
     except BaseException:
-        source.close()
+        opened.close()
         raise
     if on_host(str(settings.device)):
-        return _iterate(source, seen, dtypes)
-    return _iterate_on_device(source, seen, settings)
+        return _iterate(opened, source, seen, dtypes)
+    return _iterate_on_device(opened, source, seen, settings)
 
 
 def _chosen(source: Source, settings: Settings, names: Sequence[str] | None) -> dict[str, str]:
@@ -111,15 +111,15 @@ def _dtypes(source: Source, settings: Settings, seen: Mapping[str, str]) -> dict
 
 
 def _iterate(
-    source: Source, seen: Mapping[str, str], dtypes: Mapping[str, DType]
+    opened: ExitStack, source: Source, seen: Mapping[str, str], dtypes: Mapping[str, DType]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    with source:
+    with opened:
         for name, stored in seen.items():
             yield name, _tensor(source, stored, dtypes[name])
 
 
 def _iterate_on_device(
-    source: Source, seen: Mapping[str, str], settings: Settings
+    opened: ExitStack, source: Source, seen: Mapping[str, str], settings: Settings
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Through one ring for all: the caller's stream waits for each tensor, the host does not."""
     device = str(settings.device)
@@ -127,7 +127,7 @@ def _iterate_on_device(
     options = replace(settings, mode="stream", layers=None, prefix=None)
     chosen = Catalog({stored: source.catalog[stored] for stored in names})
     plan = build_plan(chosen, None, None, options, source=source.path)
-    with source:
+    with opened:
         plan.raise_if_refused()
         numbers = {t.name: number for number, t in enumerate(plan.tensors)}
         order = {name: at for at, name in enumerate(plan.stored)}
