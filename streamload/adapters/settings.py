@@ -40,6 +40,9 @@ class AdapterSettings:
     Attributes:
         rank, alpha: where no pattern says otherwise.
         ranks, alphas: pattern → value, in the order they are tried.
+        layers: the only layers that are adapted; None for all.
+        layer_patterns: what a layer's number follows, in the order they are tried; any name if
+            there are none.
         token_indices: the embedding's name (``""``: the input embedding) → which rows are trained.
     """
 
@@ -52,6 +55,8 @@ class AdapterSettings:
     fan_in_fan_out: bool = False
     modules_to_save: tuple[str, ...] = ()
     target_parameters: tuple[str, ...] = ()
+    layers: tuple[int, ...] | None = None
+    layer_patterns: tuple[str, ...] = ()
     token_indices: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def rank_of(self, module: str) -> int:
@@ -63,6 +68,18 @@ class AdapterSettings:
         rank = self.rank_of(module)
         alpha = _by_pattern(self.alphas, module, self.alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+    def leaves_out(self, module: str) -> bool:
+        """True if PEFT would leave a module out by ``layers_to_transform``, as its tuners do."""
+        if self.layers is None:
+            return False
+        patterns = self.layer_patterns or (r"[^.]*",)
+        starts = r".*?\." if not self.layer_patterns else r"(?:^|.*?\.)"
+        for pattern in patterns:
+            found = re.match(rf"{starts}{pattern}\.(?P<idx>\d+)\.", module)
+            if found is not None:
+                return int(found["idx"][:9]) not in self.layers
+        return True
 
     def is_saved_whole(self, name: str) -> bool:
         """True if a tensor belongs to one of ``modules_to_save``."""
@@ -138,7 +155,32 @@ def _read(config: Mapping[str, Any]) -> AdapterSettings:
         fan_in_fan_out=_flag(config, "fan_in_fan_out"),
         modules_to_save=_names(config, "modules_to_save"),
         target_parameters=_names(config, "target_parameters"),
+        layers=_layers(config),
+        layer_patterns=_layer_patterns(config),
         token_indices=_indices(config.get("trainable_token_indices")),
+    )
+
+
+def _layers(config: Mapping[str, Any]) -> tuple[int, ...] | None:
+    value = config.get("layers_to_transform")
+    if value is None or value == []:
+        if config.get("layers_pattern"):
+            raise ValueError("layers_pattern needs layers_to_transform")
+        return None
+    if isinstance(config.get("target_modules"), str):
+        raise ValueError("layers_to_transform needs a list of target_modules, not a pattern")
+    layers = value if isinstance(value, list) else [value]
+    if any(type(layer) is not int or layer < 0 for layer in layers):
+        raise ValueError(f"layers_to_transform must be numbers of layers: {_short(value)}")
+    return tuple(layers)
+
+
+def _layer_patterns(config: Mapping[str, Any]) -> tuple[str, ...]:
+    value = config.get("layers_pattern")
+    names = [value] if isinstance(value, str) and value else value
+    return tuple(
+        _pattern("layers_pattern", name)
+        for name in _names({"layers_pattern": names}, "layers_pattern")
     )
 
 

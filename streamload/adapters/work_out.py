@@ -173,6 +173,10 @@ def _merge_module(merge: Merge, module: str, nested: list[Adapted], known: bool 
         tied = "; is it tied to the embedding?" if last in _HEADS else ""
         merge.problems.append(f"{one.parts['A']!r} is for no tensor of the base{tied}")
         return
+    if merge.settings.leaves_out(module):
+        text = "is for a layer that layers_to_transform of the configuration leaves out"
+        merge.problems.append(f"{one.parts['A']!r} {text}")
+        return
     spec, rank = merge.of_base(name), merge.stored[one.parts["A"]].shape[0]
     if rank != merge.settings.rank_of(module):
         told = f"the configuration says {merge.settings.rank_of(module)}"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import torch
 
 from streamload.core.errors import CheckpointError
-from streamload.decoding.scratch import Scratch
 from streamload.engine.gaps import RowReader
 from streamload.engine.groups import GroupFeed
 from streamload.engine.jobs import Job, JobQueue
@@ -108,7 +107,7 @@ class WorkerPool:
     def _work(self) -> None:
         try:
             use_one_torch_thread()
-            worker, scratch = self._lane.worker(), Scratch()
+            worker = self._lane.worker()
             try:
                 with torch.no_grad():
                     while not self._stop.is_set():
@@ -117,7 +116,7 @@ class WorkerPool:
                             self._source.prefetch(extent)
                         if job is None or not self._feed.admit(job):
                             return
-                        send(job, self._source, worker, self._feed.destinations, scratch)
+                        send(job, self._source, worker, self._feed.destinations)
                         for extent in job.extents if self._release else ():
                             self._source.release(extent)
                         if self._feed.done(job):
@@ -140,14 +139,8 @@ class WorkerPool:
             self._news.notify()
 
 
-def send(
-    job: Job,
-    source: Source,
-    worker: LaneWorker,
-    destinations: Destinations,
-    scratch: Scratch | None = None,
-) -> None:
-    """Have a job's chunks read and written; ``scratch`` is the calling thread's.
+def send(job: Job, source: Source, worker: LaneWorker, destinations: Destinations) -> None:
+    """Have a job's chunks read and written by the calling thread's worker.
 
     Raises:
         ReadError, CheckpointError: with file and tensor.
@@ -158,7 +151,7 @@ def send(
                 destinations[part.target].touched = True
         worker.carry_joined(job, source, destinations)
         return
-    read = Reader(source, job.spec, scratch)
+    read = Reader(source, job.spec, worker.scratch)
     dtype = torch_dtype(job.spec.dtype)
     try:
         for chunk in job.chunks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from typing_extensions import Unpack
 
+from streamload.adapters.opening import open_values
 from streamload.core.dtypes import BY_NAME, DType
 from streamload.core.errors import CheckpointError, PlanError, refuse
 from streamload.core.options import DEFAULTS, LoadOptions, Settings, settings_from
@@ -30,8 +31,6 @@ from streamload.planning.explaining import scale_notices
 from streamload.planning.needed_memory import on_host
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
-from streamload.sources.detect import open_layers
-from streamload.sources.wrapping.decoded_source import decoded
 
 _OPTIONS = "dtype device workers chunk_bytes ring_bytes prefix timeout_s download"
 _STREAMS = ("mode", "stream")
@@ -72,10 +71,11 @@ def iter_tensors(
     if not isinstance(settings.device, str):
         raise TypeError("iter_tensors takes one device, not a dict")
     settings = settled(settings)
-    source = open_layers(path, None, settings.prefix, settings.reach)
+    opened = ExitStack()
     try:
+        everything = replace(settings, layers=None)
+        source = opened.enter_context(open_values(path, everything, keeps_encoded=True))
         if settings.dtype is not None:
-            source = decoded(source)
             refuse(source.catalog.problems, path=source.path)
         seen = _chosen(source, settings, names)
         dtypes = _dtypes(source, settings, seen)
@@ -83,11 +83,11 @@ def iter_tensors(
         for text in scale_notices(source.catalog, chosen):
             warnings.warn(f"{printable(source.path)}: {text}", stacklevel=2)
     except BaseException:
-        source.close()
+        opened.close()
         raise
     if on_host(str(settings.device)):
-        return _iterate(source, seen, dtypes)
-    return _iterate_on_device(source, seen, settings)
+        return _iterate(opened, source, seen, dtypes)
+    return _iterate_on_device(opened, source, seen, settings)
 
 
 def _refuse_unused(options: Mapping[str, Any]) -> None:
@@ -131,15 +131,15 @@ def _dtypes(source: Source, settings: Settings, seen: Mapping[str, str]) -> dict
 
 
 def _iterate(
-    source: Source, seen: Mapping[str, str], dtypes: Mapping[str, DType]
+    opened: ExitStack, source: Source, seen: Mapping[str, str], dtypes: Mapping[str, DType]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    with source:
+    with opened:
         for name, stored in seen.items():
             yield name, _tensor(source, stored, dtypes[name])
 
 
 def _iterate_on_device(
-    source: Source, seen: Mapping[str, str], settings: Settings
+    opened: ExitStack, source: Source, seen: Mapping[str, str], settings: Settings
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Through one ring for all: the caller's stream waits for each tensor, the host does not."""
     device = str(settings.device)
@@ -147,7 +147,7 @@ def _iterate_on_device(
     options = replace(settings, mode="stream", layers=None, prefix=None)
     chosen = Catalog({stored: source.catalog[stored] for stored in names})
     plan = build_plan(chosen, None, None, options, source=source.path)
-    with source:
+    with opened:
         plan.raise_if_refused()
         numbers = {t.name: number for number, t in enumerate(plan.tensors)}
         order = {name: at for at, name in enumerate(plan.stored)}

@@ -41,8 +41,9 @@ def config_to_build(
     """
     config, notices = config_or_guess(found, catalog)
     if config is None:
+        why = "; ".join(notices) or "no config.json beside the checkpoint"
         raise CheckpointError(
-            "no config.json beside the checkpoint, so the model cannot be built: put it "
+            f"{why}, so the model cannot be built: put {'one' if notices else 'it'} "
             "there, or build the module yourself and use streamload.load_into",
             path=path,
         )

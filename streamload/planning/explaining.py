@@ -108,7 +108,7 @@ def _with_hints(names: Sequence[str], others: Sequence[str]) -> str:
 
 
 def scale_notices(unused: Iterable[str], stored: Mapping[str, TensorSpec]) -> Iterable[str]:
-    """An FP8 weight whose scale is not used must not pass as plain numbers.
+    """FP8 weights whose scales are not used must not pass as plain numbers; one notice for all.
 
     Makers of such files call the scale as they like, so that any name is taken for one that
     speaks of a scale or a greatest value. It is the weight's whose name it begins with
@@ -119,6 +119,7 @@ def scale_notices(unused: Iterable[str], stored: Mapping[str, TensorSpec]) -> It
         return
     names = {spec.name: spec for spec in stored.values()}
     weights: dict[str, list[TensorSpec]] = {}
+    pairs: list[tuple[TensorSpec, str]] = []
     for name, spec in names.items():
         if spec.dtype.startswith(("F8", "F6", "F4")) and not _SCALE.search(_leaf(name)):
             weights.setdefault(name.rpartition(".")[0], []).append(spec)
@@ -128,10 +129,15 @@ def scale_notices(unused: Iterable[str], stored: Mapping[str, TensorSpec]) -> It
         beside = weights.get(scale.rpartition(".")[0], ())
         for weight in beside if owner is None else [owner]:
             if weight in weights.get(weight.name.rpartition(".")[0], ()):
-                yield (
-                    f"{weight.name!r} is {weight.dtype} and its scale {scale!r} is not applied: "
-                    "the values are off by that scale"
-                )
+                pairs.append((weight, scale))
+    if pairs:
+        weight, scale = pairs[0]
+        others = wording.plural(len(pairs) - 1, "other weight")
+        more = f", and so it is with {others}" if len(pairs) > 1 else ""
+        yield (
+            f"{weight.name!r} is {weight.dtype} and its scale {scale!r} is not applied: "
+            f"the values are off by that scale{more}"
+        )
 
 
 def _leaf(name: str) -> str:

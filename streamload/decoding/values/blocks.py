@@ -47,16 +47,26 @@ def _words(stored: Tensor) -> Tensor:
     return _copied(stored).view(torch.int32)
 
 
-def _fields(words: Tensor, shift: int, bits: int) -> Tensor:
-    """The ``bits`` from ``shift`` on of each byte."""
-    mask = ((1 << bits) - 1) * _EACH
-    return (words >> shift).bitwise_and_(mask) if shift else words & mask
+def _fields(words: Tensor, shift: int, bits: int, to: int = 0) -> Tensor:
+    """The ``bits`` from ``shift`` on of each byte, moved to those from ``to`` on."""
+    mask = (((1 << bits) - 1) << to) * _EACH
+    if shift == to:
+        return words & mask
+    return (words >> shift - to if shift > to else words << to - shift).bitwise_and_(mask)
 
 
-def _several(words: Tensor, shifts: tuple[int, ...], bits: int) -> Tensor:
+def _several(words: Tensor, shifts: tuple[int, ...], bits: int, to: int = 0) -> Tensor:
     """``_fields`` for each of the shifts, side by side: [n, ..., k] to [n, ..., shifts, k]."""
-    each = torch.tensor(shifts, dtype=torch.int32).unsqueeze(1)
-    return (words.unsqueeze(-2) >> each).bitwise_and_(((1 << bits) - 1) * _EACH)
+    return torch.stack([_fields(words, shift, bits, to) for shift in shifts], -2)
+
+
+def _join(numbers: Tensor, words: Tensor, shifts: tuple[int, ...], bits: int, to: int) -> None:
+    """Put ``_several`` into numbers [n, ..., shifts, k] that lack these bits.
+
+    One by one: a loop over all of them at once is one over a few words at a time.
+    """
+    for place, shift in enumerate(shifts):
+        numbers.select(-2, place).bitwise_or_(_fields(words, shift, bits, to))
 
 
 def _bytes(words: Tensor, zero: int = 0) -> Tensor:
@@ -161,14 +171,14 @@ def _q2_k(blocks: Tensor, out: Tensor) -> None:
 def _q3_k(blocks: Tensor, out: Tensor) -> None:
     words = _words(blocks[:, 32:96]).view(-1, 2, 8)
     # The third bit is set where nothing is taken off; those of a place are four bits apart.
-    third = _several(_words(blocks[:, :32]), (0, 4), 4)
+    third = _words(blocks[:, :32])
     for place in range(4):
         numbers = _fields(words, 2 * place, 2)
-        numbers.bitwise_or_(_fields(third, place, 1).bitwise_left_shift_(2))
+        _join(numbers, third, (place, 4 + place), 1, 2)
         _put(out, place, 4, _bytes(numbers, 4))
     packed = _words(blocks[:, 96:108])
     lower = _several(packed[:, :2], (0, 4), 4).view(-1, 4)
-    upper = _several(packed[:, 2:], (0, 2, 4, 6), 2).view(-1, 4).bitwise_left_shift_(4)
+    upper = _several(packed[:, 2:], (0, 2, 4, 6), 2, 4).view(-1, 4)
     _scale(out, _bytes(lower.bitwise_or_(upper), 32) * _floats(blocks[:, 108:]))
 
 
@@ -177,7 +187,7 @@ def _scale_eighths(blocks: Tensor, out: Tensor) -> None:
     packed = _words(blocks[:, 4:16])
     of_four, rest = packed[:, :2], packed[:, 2:]
     others = _several(rest, (0, 4), 4).view(-1, 2)
-    others.bitwise_or_(_fields(of_four, 6, 2).bitwise_left_shift_(4))
+    others.bitwise_or_(_fields(of_four, 6, 2, 4))
     numbers = _bytes(torch.stack((_fields(of_four, 0, 6), others), 2)).view(-1, 2, 8)
     scales, minima = (numbers * _floats(blocks[:, :4]).unsqueeze(2)).unbind(1)
     _scale(out, scales, minima)
@@ -195,8 +205,8 @@ def _q5_k(blocks: Tensor, out: Tensor) -> None:
     fifth = _words(blocks[:, 16:48])
     for place in (0, 1):
         numbers = _fields(words, 4 * place, 4)
-        bits = _several(fifth, (place, 2 + place, 4 + place, 6 + place), 1)
-        _put(out, place, 2, _bytes(numbers.bitwise_or_(bits.bitwise_left_shift_(4))))
+        _join(numbers, fifth, (place, 2 + place, 4 + place, 6 + place), 1, 4)
+        _put(out, place, 2, _bytes(numbers))
     _scale_eighths(blocks, out)
 
 
@@ -205,8 +215,8 @@ def _q6_k(blocks: Tensor, out: Tensor) -> None:
     upper = _words(blocks[:, 128:192]).view(-1, 2, 8)
     for place in (0, 1):
         numbers = _fields(words, 4 * place, 4)
-        bits = _several(upper, (4 * place, 4 * place + 2), 2).bitwise_left_shift_(4)
-        _put(out, place, 2, _bytes(numbers.bitwise_or_(bits), 32).view(-1, 2, 64))
+        _join(numbers, upper, (4 * place, 4 * place + 2), 2, 4)
+        _put(out, place, 2, _bytes(numbers, 32).view(-1, 2, 64))
     _scale(out, blocks[:, 192:208].view(torch.int8) * _floats(blocks[:, 208:]))
 
 

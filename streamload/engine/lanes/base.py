@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias
 
 import torch
 
+from streamload.decoding.scratch import Scratch
 from streamload.engine.chunks import Chunk
 from streamload.engine.jobs import Job
 from streamload.planning.records import PlannedTensor
@@ -42,7 +43,13 @@ Destinations: TypeAlias = Sequence[Destination]
 
 
 class LaneWorker(Protocol):
-    """The part of a lane that one thread owns, with its buffers."""
+    """The part of a lane that one thread owns, with its buffers.
+
+    Attributes:
+        scratch: what decoding uses again and again; it lives as long as the worker does.
+    """
+
+    scratch: Scratch
 
     def carry(
         self, chunk: Chunk, stored: torch.dtype, read: Reader, destinations: Destinations

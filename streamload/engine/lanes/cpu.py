@@ -11,7 +11,7 @@ import torch
 
 from streamload.core.errors import CheckpointError
 from streamload.core.specs import numel
-from streamload.decoding.scratch import Buffer
+from streamload.decoding.scratch import Buffer, Scratch
 from streamload.engine.casts import can_overflow, count_overflows, may_overflow, overflowed
 from streamload.engine.chunks import Chunk, Part
 from streamload.engine.jobs import Job
@@ -93,6 +93,7 @@ class CpuWorker:
         self._chunk_bytes = chunk_bytes
         self._raw = Buffer()
         self._panel = Buffer()
+        self.scratch = Scratch()
 
     def carry(
         self,
@@ -122,7 +123,7 @@ class CpuWorker:
 
     def close(self) -> None:
         """Let the buffers go."""
-        self._raw, self._panel = Buffer(), Buffer()
+        self._raw, self._panel, self.scratch = Buffer(), Buffer(), Scratch()
 
     @staticmethod
     def _carry_direct(chunk: Chunk, read: Reader, destinations: Sequence[Destination]) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from streamload.core.errors import CheckpointError, ReadError
 from streamload.core.options import SLOT_BYTES
 from streamload.core.specs import TensorSpec
+from streamload.decoding.scratch import Scratch
 from streamload.engine.casts import can_overflow
 from streamload.engine.chunks import Chunk
 from streamload.engine.jobs import Job
@@ -140,6 +141,7 @@ class DeviceWorker:
     def __init__(self, lane: DeviceLane) -> None:
         self._lane = lane
         self._ops = lane.ops
+        self.scratch = Scratch()
 
     def carry(
         self, chunk: Chunk, stored: torch.dtype, read: Reader, destinations: Destinations

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
+from streamload.decoding.scratch import Scratch
 from streamload.engine.chunks import Chunk, Part
 from streamload.engine.jobs import Job
 from streamload.engine.lanes.base import Destinations, Lane, LaneWorker
@@ -64,6 +65,7 @@ class _Dispatcher:
     def __init__(self, lanes: Mapping[str, Lane]) -> None:
         self._lanes = lanes
         self._workers: dict[str, LaneWorker] = {}
+        self.scratch = Scratch()
 
     def carry(
         self, chunk: Chunk, stored: torch.dtype, read: Reader, destinations: Destinations

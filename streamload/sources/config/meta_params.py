@@ -6,6 +6,7 @@ times the width, times ``ffn_dim_multiplier``, up to the next multiple of ``mult
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,7 +35,7 @@ def config_from_params(
 
     Raises:
         ValueError: a field is absent or not a whole number, or the model is of another form
-            (experts, vision, quantised).
+            (experts, vision, quantised), or the tensors are those of another.
     """
     other = [name for name in _REFUSED if params.get(name)]
     if other:
@@ -56,6 +57,7 @@ def config_from_params(
         "max_position_embeddings": params.get("max_seq_len") or (8192 if theta > 1e5 else 4096),
         "tie_word_embeddings": False,
     }
+    _refuse_contradictions(config, stored)
     if config["model_type"] == "mistral":
         config["sliding_window"] = params.get("sliding_window")
     notices = ["configuration from params.json"]
@@ -86,6 +88,28 @@ def _vocabulary(params: Mapping[str, Any], stored: Mapping[str, TensorSpec]) -> 
     if embedding is None or not embedding.shape:
         raise ValueError("params.json leaves vocab_size open and there is no embedding to count")
     return embedding.shape[0]
+
+
+def _refuse_contradictions(config: Mapping[str, Any], stored: Mapping[str, TensorSpec]) -> None:
+    """Raise ValueError if the tensors are not those of the model that ``params.json`` describes."""
+    width, head = config["hidden_size"], config["head_dim"]
+    expected = {
+        "tok_embeddings.weight": (config["vocab_size"], width),
+        "layers.0.attention.wq.weight": (config["num_attention_heads"] * head, width),
+        "layers.0.attention.wk.weight": (config["num_key_value_heads"] * head, width),
+        "layers.0.feed_forward.w1.weight": (config["intermediate_size"], width),
+    }
+    wrong = [
+        f"{name!r} has shape {list(stored[name].shape)}, but params.json means {list(shape)}"
+        for name, shape in expected.items()
+        if name in stored and stored[name].shape != shape
+    ]
+    layers = {int(m[1]) for name in stored if (m := re.match(r"layers\.(\d{1,9})\.", name))}
+    count = config["num_hidden_layers"]
+    if layers and (len(layers) != count or max(layers) != count - 1):
+        wrong.append(f"there are {len(layers)} layers, but params.json means {count}")
+    if wrong:
+        raise ValueError("; ".join(wrong))
 
 
 def _feed_forward(params: Mapping[str, Any], width: int) -> int:

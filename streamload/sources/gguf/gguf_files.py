@@ -106,6 +106,7 @@ class GgufSource(BlockSource):
             text = (
                 f"GGUF's architecture {printable(kind)!r} has no table here (there are "
                 f"{', '.join(ARCHITECTURES)}): names stay GGUF's own"
+                f"{'' if config else ', and there is no config.json beside the file'}"
             )
             return config, (*notices, text)
         return dict(self._config), ()
