@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from streamload.cli.failures import note_flag, traceback_option
-from streamload.cli.types import BLOCK_BYTES, BYTES, DEVICE, DTYPE, INDICES
+from streamload.cli.types import BLOCK_BYTES, BYTES, DEVICE, DTYPE, INDICES, SECONDS
 
 LAYOUTS = ("fsdp", "tp")
 
@@ -40,8 +40,9 @@ prefix_option = click.option("--prefix", help="Only names that start with it; it
 _REACH_OPTIONS = (
     click.option(
         "--timeout-s",
-        type=click.FloatRange(min=0.0, min_open=True),
-        help="How long to wait for what a server was asked for, all attempts. [default: 60]",
+        type=SECONDS,
+        help="How long to wait for what a server was asked for, all attempts (default 60), and for "
+        "a sign of another rank (300).",
     ),
     click.option(
         "--no-download",

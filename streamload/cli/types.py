@@ -10,6 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from streamload.core.dtypes import BY_TORCH_NAME, parse_dtype
+from streamload.core.options import seconds
 from streamload.core.wording import suggestion
 
 if TYPE_CHECKING:
@@ -99,6 +100,14 @@ def _device(text: str) -> str | dict[str, str]:
     return {module.strip(): device.strip() for module, device in pairs}
 
 
+def _seconds(text: str) -> float | None:
+    try:
+        found = float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number of seconds") from None
+    return seconds("it", found)
+
+
 def dtype_among(names: Sequence[str]) -> Parsed:
     """A floating-point dtype by torch's name; short forms (bf16, fp16) are understood."""
 
@@ -133,4 +142,5 @@ BLOCK_BYTES = Parsed("bytes", _block_size)
 INDICES = Parsed("indices", _indices)
 DEVICE = Parsed("device", _device)
 DTYPE = dtype_among(_FLOATS)
+SECONDS = Parsed("seconds", _seconds)
 TOKENS = Parsed("ids", _tokens)

@@ -11,6 +11,7 @@ from streamload.cli.failures import as_options
 from streamload.cli.model_choice import plan_model, plan_over_ranks, transformers_option
 from streamload.cli.render.advice import slow_notes
 from streamload.cli.render.ledger import ledger_lines
+from streamload.cli.render.ranks import rank_lines, refuse_half
 from streamload.cli.render.tables import heading, say_result
 from streamload.cli.shared_options import common_options, given, load_options, shard_option
 from streamload.core.report import LoadReport
@@ -41,8 +42,7 @@ def command(
     """
     from streamload.loading.budget import ways_out
 
-    if (shard is None) != (ranks is None):
-        raise click.UsageError("--shard and --ranks go together")
+    refuse_half(shard, ranks)
     each: tuple[RankPlan, ...] = ()
     if shard is not None and ranks is not None:
         theirs = {"by_transformers": by_transformers}
@@ -55,26 +55,12 @@ def command(
     say_result(
         as_json,
         lambda: {**report.to_dict(), "ok": report.ok and fits, "ranks": list(map(asdict, each))},
-        lambda: as_options("\n".join([*_as_text(path, report, ways), *_rank_lines(each)])),
+        lambda: as_options("\n".join([*_as_text(path, report, ways), *rank_lines(each)])),
     )
     if not report.ok:
         raise SystemExit(1)
     if not fits:
         raise SystemExit(3)
-
-
-def _rank_lines(each: tuple[RankPlan, ...]) -> list[str]:
-    """What each rank would read and need, and all of them."""
-    if not each:
-        return []
-    lines = ["", "rank       reads  of it gaps       holds       needs"]
-    rows = [(p.bytes_read, p.bytes_unwanted, p.bytes_held, p.needed_bytes) for p in each]
-    for rank, sizes in enumerate(rows):
-        lines.append(f"{rank:>4}" + "".join(f"{format_bytes(n):>12}" for n in sizes))
-    return [
-        *lines,
-        " all" + "".join(f"{format_bytes(sum(n)):>12}" for n in zip(*rows, strict=True)),
-    ]
 
 
 def _as_text(path: str, report: LoadReport, ways: list[str]) -> list[str]:
