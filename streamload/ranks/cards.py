@@ -32,11 +32,11 @@ class Card:
     limit: str
 
 
-# What may differ, and how it is said.
+# What may differ, and how it is said; options first, of which a plan's dtypes come.
 _ASPECTS = {
     "files": "has other files",
-    "module": "has another module",
     "options": "was called with other options",
+    "module": "has another module",
 }
 
 

@@ -66,6 +66,8 @@ def words(outcome: dict[str, Any], ranks: str = "02") -> list[str]:
         ("no_file", "CheckpointNotFoundError", "no such file or folder"),
         ("memory_error", "MemoryError", "rank 1 failed: MemoryError: cannot allocate 12 GiB"),
         ("at_commit", "ValueError", "rank 1 failed: ValueError: not this one"),
+        ("wrong_option", "ValueError", "timeout_s must be more than 0"),
+        ("interrupted", "KeyboardInterrupt", "rank 1 failed: KeyboardInterrupt"),
     ],
 )
 def test_what_one_rank_does_ends_all_at_once_and_is_named(found, name, own, text):
@@ -119,6 +121,13 @@ def test_parts_that_hold_data_are_overwritten_where_they_are(found):
     for rank in "012":
         assert found["in_place"][rank]["same"]
         assert not found["in_place"][rank]["differences"]
+
+
+@pytest.mark.parametrize("how", LAYOUTS[2])
+@pytest.mark.parametrize("kind", ["gguf", "pieces", "fp8", "adapter", "mapped", "auto"])
+def test_whatever_is_stored_is_cut_into_parts(found, kind, how):
+    for rank in "01":
+        assert found["kinds"][rank][f"{kind} {how}"] == {"differences": [], "ranks": 2}
 
 
 def test_after_a_failed_load_the_next_one_holds(found):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamload.cli.render.listing import as_dict, as_text
 from streamload.cli.model_choice import plan_over_ranks
+from streamload.cli.render.listing import as_dict, as_text
 from streamload.cli.render.ranks import rank_lines, refuse_half
 from streamload.cli.render.tables import say, say_result
 from streamload.cli.shared_options import common_options, given, reach_options, shard_option
