@@ -189,9 +189,7 @@ def _one(name: str, path: Path, how: str, dtype: str, world: int, whole: Any) ->
         "whole_in_f32": sum(p.numel() * 4 for p in _once(parameters)),
         "ranks": [share.bytes_read for share in report.ranks],
         "notices": list(report.notices),
-        "replicated": sum(
-            isinstance(p, DTensor) and p.to_local().shape == p.shape for p in parameters
-        ),
+        "whole": sum(_local(p).shape == p.shape for p in _once(parameters)),
     }
 
 

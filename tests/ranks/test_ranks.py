@@ -48,7 +48,7 @@ def test_every_part_is_bit_equal_to_that_of_a_whole_load(found, model, world, ho
         told = [n for n in one["notices"] if n.startswith("held whole, read by each rank")]
         assert bool(told) == (model == "bag" or how == "tp"), one["notices"]
         if model.endswith("llama") and how == "tp":
-            assert f": {one['replicated']} tensors (" in told[0]
+            assert f": {one['whole']} tensors (" in told[0]
         if how == "fsdp" and model != "bag":
             stored = {"llama": 2}.get(model, 4)  # bytes of an element
             assert one["unwanted"] == 0
