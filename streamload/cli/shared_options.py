@@ -42,7 +42,8 @@ _REACH_OPTIONS = (
     click.option(
         "--timeout-s",
         type=SECONDS,
-        help="How long to wait for what a server was asked for, all attempts. [default: 60]",
+        help="How long to wait for what a server was asked for, all attempts (default 60), and for "
+        "a sign of another rank (300).",
     ),
     click.option(
         "--no-download",

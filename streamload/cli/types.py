@@ -11,6 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from streamload.core.dtypes import BY_TORCH_NAME, parse_dtype
+from streamload.core.options import seconds
 from streamload.core.wording import suggestion
 
 if TYPE_CHECKING:
@@ -128,6 +129,14 @@ def _device(text: str) -> str | dict[str, str]:
     return {module.strip(): device.strip() for module, device in pairs}
 
 
+def _seconds(text: str) -> float | None:
+    try:
+        found = float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number of seconds") from None
+    return seconds("it", found)
+
+
 def dtype_among(names: Sequence[str]) -> Parsed:
     """A floating-point dtype by torch's name; short forms (bf16, fp16) are understood."""
 
@@ -164,4 +173,5 @@ INDICES = Parsed("indices", _indices)
 SECONDS = number(above=0.0, most=999_999)
 DEVICE = Parsed("device", _device)
 DTYPE = dtype_among(_FLOATS)
+SECONDS = Parsed("seconds", _seconds)
 TOKENS = Parsed("ids", _tokens)

@@ -116,8 +116,8 @@ AT_HAND = Reach()
 
 
 # Gaps between what a rank holds that are read through where they are shorter: a read of its own
-# costs as much, in calls (here twice the bytes at half the price) or, far away, in answers.
-GAP_BYTES, FAR_GAP_BYTES = 8 << 10, 256 << 10
+# costs as much: some calls, or, far away, an answer.
+GAP_BYTES, FAR_GAP_BYTES = 16 << 10, 256 << 10
 
 
 @dataclass(frozen=True)

@@ -132,8 +132,9 @@ class LoadReport(Shown):
         problems: everything that refuses the plan, one line each; empty if it holds.
         notices: what a user should know though it stops nothing.
         bytes_read, bytes_written: of tensor data; bytes_unwanted: of those read, those that were
-            read only since they lie in short gaps between others; bytes_mapped: of tensors that
-            are views of the file, read when they are used; elapsed_s from the call to the commit.
+            read only since they lie in short gaps between others, or between tensors;
+            bytes_mapped: of tensors that are views of the file, read when they are used;
+            elapsed_s from the call to the commit.
         ranks: what each rank did, where several loaded together; all else is of this one.
         missing_are: what became of what is missing, in words; ``""`` if nothing is, or if that
             refuses the load.

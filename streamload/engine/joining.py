@@ -28,13 +28,13 @@ def joined(
     """
     held: list[Job] = []
     device: str | None = None
-    file, start, stop, nbytes = "", 0, 0, 0
+    file, start, stop = "", 0, 0
     for job in jobs:
         extent = job.run
         here = None if extent is None or len(job.chunks) != 1 else device_of(job)
         if extent is None or here is None:
             if held:
-                yield _one(held, stop - start, nbytes)
+                yield _one(held, stop - start)
                 held = []
             yield job
             continue
@@ -47,21 +47,23 @@ def joined(
             # Its elements must lie as the buffer's do.
             and (extent.offset - start) % BY_NAME[job.spec.dtype].itemsize == 0
         ):
-            yield _one(held, stop - start, nbytes)
+            yield _one(held, stop - start)
             held = []
         if not held:
-            device, file, start, nbytes = here, extent.file, extent.offset, 0
+            device, file, start = here, extent.file, extent.offset
         held.append(job)
         stop = end
-        nbytes += job.nbytes
     if held:
-        yield _one(held, stop - start, nbytes)
+        yield _one(held, stop - start)
 
 
-def _one(jobs: list[Job], span: int, nbytes: int) -> Job:
+def _one(jobs: list[Job], span: int) -> Job:
     first = jobs[0]
     if len(jobs) == 1:
         return first
     assert first.run is not None, "only reads from files are joined"
     extent = Extent(first.run.file, first.run.offset, span)
-    return first._replace(extents=(extent,), nbytes=nbytes, parts=tuple(jobs))
+    wanted = sum(job.nbytes - job.unwanted_bytes for job in jobs)
+    return first._replace(
+        extents=(extent,), nbytes=span, unwanted_bytes=span - wanted, parts=tuple(jobs)
+    )

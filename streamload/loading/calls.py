@@ -139,7 +139,11 @@ def load_into(
         StreamloadError: as ``load``.
     """
     check_module(module, path)
-    settings = replace(settings_from(options), expected_layers=expected_layers)
+    try:
+        settings = replace(settings_from(options), expected_layers=expected_layers)
+    except (TypeError, ValueError):
+        with together(module):  # or the others would wait
+            raise
     with (
         together(module, settings.timeout_s) as ranks,
         open_values(path, settings, kept=lambda: _kept(module, mapping)) as source,

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from streamload.core.options import Progress, Settings
 from streamload.core.report import LoadReport, RankReport
 from streamload.core.specs import Extent, TensorSpec
+from streamload.core.wording import format_bytes, plural
 from streamload.planning.records import Plan
 from streamload.ranks.cards import Card, digest, refuse_differences, refuse_lack_of_memory
 from streamload.ranks.together import Together
@@ -60,6 +61,16 @@ def agree_to_commit(group: Together, report: LoadReport) -> LoadReport:
     )
     found = group.share("arrived", asdict(own))
     return replace(report, ranks=tuple(RankReport(**found[rank]) for rank in group.ranks))
+
+
+def replicas_told(group: Together | None, plan: Plan) -> tuple[str, ...]:
+    """What this rank holds whole, and that every rank that does has read it."""
+    if group is None:
+        return ()
+    whole = [t for t in plan.tensors if not t.whole_shape or t.whole_shape == t.shape]
+    size = format_bytes(sum(t.nbytes for t in whole))
+    text = f"held whole, read by each rank that holds it: {plural(len(whole), 'tensor')} ({size})"
+    return (text,) if whole else ()
 
 
 def telling(group: Together | None, progress: Progress | None) -> Progress | None:

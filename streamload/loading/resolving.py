@@ -11,7 +11,7 @@ from torch import nn
 
 from streamload.core.dtypes import BY_NAME
 from streamload.core.errors import CheckpointError, PlanError
-from streamload.core.options import FAR_GAP_BYTES, SLOT_BYTES, Settings
+from streamload.core.options import FAR_GAP_BYTES, GAP_BYTES, SLOT_BYTES, Settings
 from streamload.core.wording import printable
 from streamload.engine.lanes.choice import settled, unholdable, unusable
 from streamload.engine.on_layer import OnLayer
@@ -100,8 +100,7 @@ def resolve(
         theirs = their_module(module, settings.dtype)
     if theirs is not None and targets is not None:
         targets = theirs.targets(targets)
-    if source.is_remote:
-        settings = replace(settings, gap_bytes=FAR_GAP_BYTES)
+    settings = replace(settings, gap_bytes=FAR_GAP_BYTES if source.is_remote else GAP_BYTES)
     settings = _on_devices(settings, targets)
     is_empty = module is None or any(p.is_meta for p in module.parameters())
     settings = cache_settings(settings, is_empty=is_empty)

@@ -15,7 +15,7 @@ from streamload.engine.execute import Execution, execute
 from streamload.engine.lanes.choice import lane_for
 from streamload.loading.budget import check_memory, is_cache_in_the_way, measured
 from streamload.loading.larger import Larger, larger_than_memory, measured_for, opened, told
-from streamload.loading.ranked import agree_to_begin, agree_to_commit, telling
+from streamload.loading.ranked import agree_to_begin, agree_to_commit, replicas_told, telling
 from streamload.loading.resolving import Job, hook_for, plan_load
 from streamload.module.extra_state import OwnCode
 from streamload.module.targets import existing_tensors
@@ -117,7 +117,12 @@ def run(job: Job, ranks: Together | None = None, *, attaches: bool = False) -> R
         plan.report,
         mode=followed.options.mode,
         layout="stored" if followed.options.stored_order else "contiguous",
-        notices=(*plan.notices, *followed.notices, *loaded.notices),
+        notices=(
+            *plan.notices,
+            *followed.notices,
+            *loaded.notices,
+            *replicas_told(ranks, followed),
+        ),
         bytes_read=loaded.bytes_read,
         bytes_unwanted=loaded.bytes_unwanted,
         bytes_written=loaded.bytes_written,

@@ -32,11 +32,11 @@ class Card:
     limit: str
 
 
-# What may differ, and how it is said.
+# What may differ, and how it is said; options first, of which a plan's dtypes come.
 _ASPECTS = {
     "files": "has other files",
-    "module": "has another module",
     "options": "was called with other options",
+    "module": "has another module",
 }
 
 
@@ -51,9 +51,10 @@ def refuse_differences(cards: Mapping[int, Card]) -> None:
         if odd:
             others = [rank for rank in found if rank not in odd]
             paths = listed(dict.fromkeys(printable(cards[rank].path) for rank in odd), 2)
+            usual_path = printable(cards[others[0]].path)
+            where = f"({paths} against {usual_path})" if paths != usual_path else f"({paths})"
             raise RankError(
-                f"{in_words(odd)} {words} than {in_words(others)} ({paths} against "
-                f"{printable(cards[others[0]].path)}); every rank ends",
+                f"{in_words(odd)} {words} than {in_words(others)} {where}; every rank ends",
                 ranks=odd,
             )
 

@@ -17,7 +17,9 @@ from streamload.ranks.cards import in_words
 
 # How long a rank may give no sign while others wait for it, unless told otherwise.
 TIMEOUT_S = 300.0
-_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.002, 0.1
+_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.0005, 0.1
+# Others are looked at as often as they give signs; whether all are there is asked far more often.
+_SIGNS_S = 1.0
 
 
 class Store(Protocol):
@@ -63,7 +65,7 @@ class Together:
             RankError: another one failed meanwhile.
         """
         now_s = time.monotonic()
-        if now_s - self._last_sign_s < min(self._timeout_s / 8, 1.0):
+        if now_s - self._last_sign_s < min(self._timeout_s / 8, _SIGNS_S):
             return
         self._last_sign_s = now_s
         self._signs += 1
@@ -118,7 +120,10 @@ class Together:
     def _wait(self, step: str) -> None:
         """Return once all have come to a step."""
         keys = [self._key(step, rank) for rank in self.ranks]
-        wait_s = _SHORTEST_WAIT_S
+        # All ranks ask one store: each of many more seldom, so that it is not all it does.
+        wait_s, longest_s = _SHORTEST_WAIT_S, min(0.01 + 0.001 * len(keys), _LONGEST_WAIT_S)
+        look_s = min(self._timeout_s / 8, _SIGNS_S)
+        looked_s = 0.0
         seen = dict.fromkeys(self.ranks, "")
         last_s = dict.fromkeys(self.ranks, time.monotonic())
         while True:
@@ -126,6 +131,11 @@ class Together:
             if self._store.check(keys):
                 return
             self._raise_if_failed()
+            time.sleep(wait_s)
+            wait_s = min(wait_s * 1.5, longest_s, look_s)
+            if time.monotonic() - looked_s < look_s:
+                continue
+            looked_s = time.monotonic()
             absent = [r for r, key in zip(self.ranks, keys, strict=True) if not self._has(key)]
             for rank in absent:
                 sign = self._sign_of(rank)
@@ -139,8 +149,6 @@ class Together:
                 )
                 self._post(gone, text)
                 raise RankError(f"{text}; every rank ends", ranks=tuple(gone))
-            time.sleep(wait_s)
-            wait_s = min(wait_s * 1.5, _LONGEST_WAIT_S, self._timeout_s / 8)
 
     def _has(self, key: str) -> bool:
         return self._store.check([key])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from streamload.core.specs import numel
 from streamload.engine import gaps
@@ -13,6 +16,9 @@ from streamload.engine.chunks import cut, runs_of, unwanted_in
 from streamload.engine.gaps import RowReader, Rows
 from streamload.mapping.layout import Layout
 from streamload.ranks.shards import Cut, part_of, shard_of
+from streamload.sources.detect import open_checkpoint
+from streamload.sources.in_memory import MemorySource
+from streamload.sources.wrapping.reader import Reader
 
 GAP = 3  # elements
 
@@ -81,16 +87,20 @@ def test_a_rank_reads_its_own_and_short_gaps(shape, chunk, data):
             assert torch.equal(torch.as_strided(target, *there), torch.as_strided(stored, *here))
 
 
-def test_rows_are_read_end_to_end():
+@pytest.mark.parametrize("is_held", [False, True])
+def test_rows_are_read_end_to_end(tmp_path, is_held):
     stored = bytes(range(40))
+    values = torch.frombuffer(bytearray(stored), dtype=torch.uint8)
+    save_file({"x": values}, tmp_path / "x.safetensors")
+    source = MemorySource({"x": values}) if is_held else open_checkpoint(tmp_path / "x.safetensors")
+    reader = Reader(source, source.catalog["x"])
 
-    def read(start, stop, buffer):
-        buffer[:] = stored[start:stop]
-
-    buffer = bytearray(7)
-    rows = RowReader(read, Rows(start=3, stride=10, width=4), 1)
-    rows(2, 9, memoryview(buffer))
-    assert list(buffer) == [5, 6, 13, 14, 15, 16, 23]
+    for start, stop in combinations(range(13), 2):
+        buffer = bytearray(stop - start)
+        rows = RowReader(reader, Rows(start=3, stride=10, width=4), 1)
+        rows(start, stop, memoryview(buffer))
+        ends = [3 + 10 * (at // 4) + at % 4 for at in range(start, stop)]
+        assert list(buffer) == [stored[at] for at in ends]
 
 
 def test_parts_that_lie_across_each_other_are_read_once():

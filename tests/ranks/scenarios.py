@@ -19,12 +19,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial
 
 import streamload
-from streamload.core import options
 from streamload.engine import workers
-from streamload.loading import budget
+from streamload.loading import budget, resolving
 from streamload.system.memory import AvailableMemory
 from tests.ranks.forked import prepare, run
 from tests.ranks.modules import MODELS, Bag, differences, hf, reference, shard, write
+from tests.ranks.stored_kinds import stored_kinds
 
 DTYPES = ("float32", "bfloat16")
 LAYOUTS = {2: ("fsdp", "tp"), 4: ("fsdp", "tp", "fsdp+tp")}
@@ -56,12 +56,34 @@ def everything(folder: Path, only: list[str]) -> dict[str, Any]:
     if not only or "distributed" in only:
         tied = {"hf-qwen3": write("hf-qwen3", folder / "hf-qwen3")}
         found["distributed"] = run(_distributed(paths | tied), 2, folder / "distributed")
+    if not only or "kinds" in only:
+        kinds = stored_kinds(paths["llama"], folder / "stored")
+        found["kinds"] = run(_kinds(kinds), 2, folder / "kinds")
     for name, scenario in faults(paths).items():
         if not only or name in only:
             found[name] = run(scenario, 3, folder / name, limit_s=30)
     if "export_broken" in found:
         found["export_broken_files"] = sorted(os.listdir(folder / "export_broken" / "out"))
     return found
+
+
+def _kinds(kinds: dict[str, tuple[Path, dict[str, Any]]]) -> Any:
+    """What is decoded, merged, in pieces or mapped, against whole loads of the same."""
+
+    def scenario(rank: int, world: int, folder: Path) -> Any:
+        said = {}
+        for kind, (path, options) in kinds.items():
+            whole = MODELS["llama"]()
+            streamload.load_into(whole, path, **options)
+            state = {n: t.detach() for n, t in whole.named_parameters()}
+            for how in LAYOUTS[2]:
+                model = shard(MODELS["llama"](), how, world)
+                report = streamload.load_into(model, path, timeout_s=60, **options)
+                odd = differences(model, state)
+                said[f"{kind} {how}"] = {"differences": odd, "ranks": len(report.ranks)}
+        return said
+
+    return scenario
 
 
 def _distributed(paths: dict[str, Path]) -> Any:
@@ -151,7 +173,7 @@ def _bits(paths: dict[str, Path], wholes: Any, only: tuple[str, ...] = ()) -> An
 def _one(name: str, path: Path, how: str, dtype: str, world: int, whole: Any) -> dict[str, Any]:
     model = shard(MODELS[name](), how, world)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(options.Settings, "gap_bytes", 64)
+        patch.setattr(resolving, "GAP_BYTES", 64)
         report = streamload.load_into(model, path, dtype=dtype)
     parameters = list(model.parameters())
     return {
@@ -166,6 +188,8 @@ def _one(name: str, path: Path, how: str, dtype: str, world: int, whole: Any) ->
         "held_in_f32": sum(_local(p).numel() * 4 for p in _once(parameters)),
         "whole_in_f32": sum(p.numel() * 4 for p in _once(parameters)),
         "ranks": [share.bytes_read for share in report.ranks],
+        "notices": list(report.notices),
+        "whole": sum(_local(p).shape == p.shape for p in _once(parameters)),
     }
 
 
@@ -267,7 +291,18 @@ def faults(paths: dict[str, Path]) -> dict[str, Callable[[int, int, Path], Any]]
         return load(rank, path, on_assign=on_assign)
 
     def other_options(rank: int, world: int, folder: Path) -> Any:
-        return load(rank, path, dtype="bfloat16" if rank == 1 else None)
+        return load(rank, path, dtype="float16" if rank == 1 else None)
+
+    def wrong_option(rank: int, world: int, folder: Path) -> Any:
+        """Refused before anything is opened, by a rank that others wait for."""
+        return load(rank, path, timeout_s=float("nan") if rank == 1 else 60.0)
+
+    def interrupted(rank: int, world: int, folder: Path) -> Any:
+        def progress(*_: object) -> None:
+            if rank == 1:
+                raise KeyboardInterrupt
+
+        return load(rank, path, progress=progress, timeout_s=60.0)
 
     def partial(rank: int, world: int, folder: Path) -> Any:
         bag = shard(MODELS["bag"](), "tp", 3)

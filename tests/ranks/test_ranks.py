@@ -45,6 +45,10 @@ def test_every_part_is_bit_equal_to_that_of_a_whole_load(found, model, world, ho
         assert not one["on_meta"], rank
         assert one["sharded"] > 0
         assert one["ranks"][int(rank)] == one["read"]
+        told = [n for n in one["notices"] if n.startswith("held whole, read by each rank")]
+        assert bool(told) == (model == "bag" or how == "tp"), one["notices"]
+        if model.endswith("llama") and how == "tp":
+            assert f": {one['whole']} tensors (" in told[0]
         if how == "fsdp" and model != "bag":
             stored = {"llama": 2}.get(model, 4)  # bytes of an element
             assert one["unwanted"] == 0
@@ -66,6 +70,8 @@ def words(outcome: dict[str, Any], ranks: str = "02") -> list[str]:
         ("no_file", "CheckpointNotFoundError", "no such file or folder"),
         ("memory_error", "MemoryError", "rank 1 failed: MemoryError: cannot allocate 12 GiB"),
         ("at_commit", "ValueError", "rank 1 failed: ValueError: not this one"),
+        ("wrong_option", "ValueError", "timeout_s must be more than 0"),
+        ("interrupted", "KeyboardInterrupt", "rank 1 failed: KeyboardInterrupt"),
     ],
 )
 def test_what_one_rank_does_ends_all_at_once_and_is_named(found, name, own, text):
@@ -119,6 +125,13 @@ def test_parts_that_hold_data_are_overwritten_where_they_are(found):
     for rank in "012":
         assert found["in_place"][rank]["same"]
         assert not found["in_place"][rank]["differences"]
+
+
+@pytest.mark.parametrize("how", LAYOUTS[2])
+@pytest.mark.parametrize("kind", ["gguf", "pieces", "fp8", "adapter", "mapped", "auto"])
+def test_whatever_is_stored_is_cut_into_parts(found, kind, how):
+    for rank in "01":
+        assert found["kinds"][rank][f"{kind} {how}"] == {"differences": [], "ranks": 2}
 
 
 def test_after_a_failed_load_the_next_one_holds(found):

@@ -70,6 +70,23 @@ class SourceConformance:
             )
             assert part == whole[1:-1]
 
+    def test_rows_are_read_end_to_end(self, source, expected):
+        for spec in source.catalog.values():
+            if spec.extent is None or spec.extent.nbytes < 12:
+                continue
+            whole, rows = bytearray(spec.extent.nbytes), bytearray(9)
+            source.read_into(spec.extent, memoryview(whole))
+            first = Extent(spec.extent.file, spec.extent.offset + 1, 3)
+            source.read_rows(first, 4, memoryview(rows), tensor=spec.name)
+            assert rows == whole[1:4] + whole[5:8] + whole[9:12]
+
+    def test_rows_beyond_the_end_are_an_error(self, source, expected):
+        spec = next(s for s in source.catalog.values() if s.extent is not None and s.nbytes)
+        first = Extent(spec.extent.file, spec.extent.offset, 1)
+        with pytest.raises(ReadError, match="expected 1 bytes") as info:
+            source.read_rows(first, 1 << 40, memoryview(bytearray(2)), tensor=spec.name)
+        assert info.value.tensor == spec.name
+
     def test_reading_beyond_the_end_is_an_error(self, source, expected):
         spec = next(s for s in source.catalog.values() if s.extent is not None and s.nbytes)
         beyond = Extent(spec.extent.file, spec.extent.offset + (1 << 40), 8)

@@ -12,7 +12,8 @@ from streamload.cli.model_choice import plan_model, plan_over_ranks, transformer
 from streamload.cli.render.advice import slow_notes
 from streamload.cli.render.ledger import ledger_lines
 from streamload.cli.render.progress import progress_bar
-from streamload.cli.render.tables import columns, heading, say_result
+from streamload.cli.render.ranks import rank_lines, refuse_half
+from streamload.cli.render.tables import heading, say_result
 from streamload.cli.shared_options import common_options, given, load_options, shard_option
 from streamload.core.report import LoadReport
 from streamload.core.wording import format_bytes, printable, section, without_secrets
@@ -40,8 +41,7 @@ def command(
     Exits with 1 if the load would be refused, and with 3 if it would not fit in memory. With
     --shard and --ranks it says what each of so many ranks would read.
     """
-    if (shard is None) != (ranks is None):
-        raise click.UsageError("--shard and --ranks go together")
+    refuse_half(shard, ranks)
     each: tuple[RankPlan, ...] = ()
     with progress_bar("planning"):  # nothing moves, but torch takes seconds to import
         if shard is not None and ranks is not None:
@@ -56,24 +56,12 @@ def command(
     say_result(
         as_json,
         lambda: {**report.to_dict(), "ok": report.ok and fits, "ranks": list(map(asdict, each))},
-        lambda: as_options("\n".join([*_as_text(path, report, ways), *_rank_lines(each)])),
+        lambda: as_options("\n".join([*_as_text(path, report, ways), *rank_lines(each)])),
     )
     if not report.ok:
         raise SystemExit(1)
     if not fits:
         raise SystemExit(3)
-
-
-def _rank_lines(each: tuple[RankPlan, ...]) -> list[str]:
-    """What each rank would read and need, and all of them."""
-    if not each:
-        return []
-    sizes = [(p.bytes_read, p.bytes_unwanted, p.bytes_held, p.needed_bytes) for p in each]
-    totals = map(sum, zip(*sizes, strict=True))
-    rows = [("rank", "reads", "of it gaps", "holds", "needs")]
-    rows += [(str(rank), *map(format_bytes, one)) for rank, one in enumerate(sizes)]
-    rows.append(("all", *map(format_bytes, totals)))
-    return ["", *columns(rows, right=frozenset(range(5)), drop={2: "gaps", 4: "needs"})]
 
 
 def _as_text(path: str, report: LoadReport, ways: list[str]) -> list[str]:

@@ -54,11 +54,10 @@ class Reader:
             self._source.read_into(part, buffer, tensor=self._spec.name)
 
     def rows(self, start: int, width: int, stride: int, buffer: memoryview) -> None:
-        """Fill ``buffer``, which is the caller's throughout, with rows of ``width`` elements.
+        """Fill ``buffer``, which is the caller's throughout, with rows, end to end.
 
-        Args:
-            start: the first element of the first row.
-            stride: elements from the beginning of one row to that of the next.
+        The first one begins with the element ``start``; all are ``width`` elements long, and
+        ``stride`` lie between the beginnings of one and the next.
         """
         size, extent = self._size, self._spec.extent
         if self._spec.encoding is None and self.held is None and extent is not None:

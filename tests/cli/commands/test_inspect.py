@@ -155,3 +155,29 @@ def test_a_damaged_configuration_is_1_and_the_tensors_are_listed_all_the_same(
     found = json.loads(run("inspect", folder, "--json").stdout)
     assert found["ok"] is False
     assert "config.json" in found["error"]
+
+
+@pytest.mark.parametrize("how", ["fsdp", "tp"])
+def test_it_says_what_each_of_several_ranks_would_read(run, tiny, how):
+    order = ["--shard", how, "--ranks", 4]
+    found = json.loads(run("inspect", tiny, *order, "--json").stdout)
+    planned = json.loads(run("plan", tiny, *order, "--json").stdout)
+    assert found["ranks"] == planned["ranks"]
+    assert len(found["ranks"]) == 4
+    lines = run("inspect", tiny, *order).stdout.splitlines()
+    assert [line.split()[0] for line in lines[-6:]] == ["rank", "0", "1", "2", "3", "all"]
+    assert lines[:-7] == run("inspect", tiny).stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--shard", "tp"], "go together"),
+        (["wte.weight", "--shard", "tp", "--ranks", "2"], "not for one tensor"),
+        *((["--timeout-s", value], "--timeout-s") for value in ("nan", "0", "-1", "inf", "soon")),
+    ],
+)
+def test_wrong_usage_is_told_before_anything_is_opened(run, tiny, arguments, text):
+    result = run("inspect", tiny, *arguments)
+    assert result.exit_code == 2
+    assert text in result.stderr
