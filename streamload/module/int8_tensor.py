@@ -60,11 +60,10 @@ def _is_fast(x: torch.Tensor) -> bool:
 
 def _linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None = None) -> torch.Tensor:
     assert _KERNEL is not None, "asked before"
-    # Scales of one, so that they are applied to the product as torchao applies them: the kernel
-    # takes them in the input's dtype only.
-    ones = x.new_ones(weight.shape[0])
-    product: torch.Tensor = _KERNEL(x.reshape(-1, x.shape[-1]), weight.qdata, ones)
-    product = product * weight.scale.to(product.dtype).flatten()
+    # The kernel takes scales in the input's dtype only, as torchao applies them; it multiplies its
+    # float32 sums with them, which is one rounding less.
+    scales = weight.scale.to(x.dtype).flatten()
+    product: torch.Tensor = _KERNEL(x.reshape(-1, x.shape[-1]), weight.qdata, scales)
     if bias is not None:
         product = product + bias
     return product.reshape(*x.shape[:-1], -1)
