@@ -125,7 +125,7 @@ def _steps(
 # The mode is entered for one step, never across a yield: there it would reach into the caller.
 @torch.inference_mode()
 def _next_token(read: Reader, text: Tensor, pick: Pick) -> Tensor:
-    out = read(text)
+    out: Any = read(text)
     logits: Tensor = getattr(out, "logits", out)
     return pick(logits[0, -1]).to(text.device)
 

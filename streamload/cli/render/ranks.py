@@ -25,7 +25,7 @@ def rank_lines(each: Sequence[RankPlan]) -> list[str]:
     if not each:
         return []
     sizes = [(p.bytes_read, p.bytes_unwanted, p.bytes_held, p.needed_bytes) for p in each]
-    rows = [("rank", "reads", "of it gaps", "holds", "needs")]
+    rows: list[tuple[str, ...]] = [("rank", "reads", "of it gaps", "holds", "needs")]
     rows += [(str(rank), *map(format_bytes, one)) for rank, one in enumerate(sizes)]
     rows.append(("all", *map(format_bytes, map(sum, zip(*sizes, strict=True)))))
     return ["", *columns(rows, right=frozenset(range(5)), drop={2: "gaps", 4: "needs"})]

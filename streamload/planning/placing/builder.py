@@ -43,22 +43,23 @@ class PlanBuilder:
         """Add what a user should know."""
         self.findings += map(Finding, texts)
 
-    def keep(self, target: str, planned: PlannedTensor) -> bool:
-        """Add what was planned for the name ``target``; True for the first of its tensor.
+    def keep(self, target: str, planned: PlannedTensor, *, stated: bool) -> None:
+        """Add what was planned for the name ``target``, by a stated transform or not.
 
-        A second one is compared with the one before it, or refused.
+        A second one for the same tensor is compared with the one before it, or refused.
         """
         before = self.placed.setdefault(planned.name, planned)
         if before is planned:
             self.placed_by[planned.name] = target
-            return True
+            if stated:
+                self.stated.add(planned.name)
+            return
         if self.placed_by[planned.name] == target:
             both = " and ".join(repr(joined(p.sources)) for p in (before, planned))
             self.refuse(f"{both} both fall on {target!r}")
-            return False
+            return
         first = planned if target == planned.name else before
         other = before if first is planned else planned
         self.placed[planned.name] = first
         self.placed_by[planned.name] = planned.name
         self.comparisons.append(Comparison(first, other))
-        return False

@@ -35,8 +35,10 @@ def place(builder: PlanBuilder, assignment: Assignment) -> None:
         return
     kind = _kind(builder, assignment, specs[0], wanted[0])
     example = None if kind is None else builder.examples.get(kind)
+    stated = assignment.transform is not UNSTATED
     if example is not None:
-        _keep(builder, assignment, 0, _renamed(example, assignment, wanted[0]))
+        planned = _renamed(example, assignment, wanted[0])
+        builder.keep(assignment.targets[0], planned, stated=stated)
         return
     places = fitting(builder, assignment, specs, wanted)
     for at, (geometry, spec) in enumerate(zip(places, wanted, strict=False)):
@@ -50,13 +52,7 @@ def place(builder: PlanBuilder, assignment: Assignment) -> None:
             continue
         if kind is not None:
             builder.examples[kind] = planned
-        _keep(builder, assignment, at, planned)
-
-
-def _keep(builder: PlanBuilder, assignment: Assignment, at: int, planned: PlannedTensor) -> None:
-    is_first = builder.keep(assignment.targets[at], planned)
-    if is_first and assignment.transform is not UNSTATED:
-        builder.stated.add(planned.name)
+        builder.keep(target, planned, stated=stated)
 
 
 def _leave_out(
