@@ -180,6 +180,7 @@ _CHOICES: Mapping[str, tuple[str | None, ...]] = {
     "replicas": get_args(Replicas),
     "quantize": (*get_args(Quantize), None),
 }
+_SWITCHES = ("strict", "check_memory", "cache", "download")
 MOST_WORKERS = 8
 # The bus to a device is faster than eight readers.
 _MOST_DEVICE_WORKERS = 16
@@ -204,6 +205,11 @@ def settings_from(options: Mapping[str, Any], mode: str = "stream") -> Settings:
     for name, choices in _CHOICES.items():
         if name in values:
             _check_choice(name, values[name], choices)
+    for name in _SWITCHES:
+        if isinstance(values.get(name), str):  # which would be true whatever it says
+            raise TypeError(f"{name} must be True or False, not {values[name]!r}")
+    if not isinstance(values.get("prefix"), str | None):
+        raise TypeError(f"prefix must be the start of names, not {values['prefix']!r}")
     values["progress"] = _progress(values.get("progress"))
     values["mode"] = values.get("mode") or mode
     values["dtype"] = _dtype(values.get("dtype"))

@@ -113,7 +113,9 @@ class Rule:
     @property
     def cells(self) -> tuple[str, str, str]:
         """Sources, targets and transform as people read them."""
-        label = f"[{self.transform.label}]" if self.transform.label else ""
+        # One's own transform may have none.
+        label = getattr(self.transform, "label", type(self.transform).__name__)
+        label = f"[{label}]" if label else ""
         return joined(self.sources), f"→ {joined(self.targets) or '(ignored)'}", label
 
     @cached_property

@@ -68,6 +68,22 @@ def test_a_wrong_choice_lists_the_right_ones(option, value, message):
         settings_from({option: value})
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("strict", "no", "strict must be True or False, not 'no'"),
+        ("check_memory", "false", "check_memory must be True or False"),
+        ("cache", "", "cache must be True or False"),
+        ("download", "no", "download must be True or False"),
+        ("prefix", 3, "prefix must be the start of names, not 3"),
+        ("device", True, "device must be a name"),
+    ],
+)
+def test_a_wrong_type_is_told(option, value, message):
+    with pytest.raises(TypeError, match=message):
+        settings_from({option: value})
+
+
 @pytest.mark.parametrize("name", ["bf16", "bfloat16", "torch.bfloat16", "BF16", torch.bfloat16])
 def test_a_dtype_goes_by_many_names(folder, name):
     assert streamload.load(folder, dtype=name).report.dtype == "bfloat16"

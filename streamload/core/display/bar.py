@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from streamload.core.options import Progress
 
 _BETWEEN_S = 0.1
-_CELLS = 16
+_CELLS = 10
 
 
 @contextmanager
@@ -90,8 +90,9 @@ class _Line:
         elapsed_s = now_s - self._start_s
         rate = format_bytes(int(self._done / elapsed_s)) if elapsed_s > 0 else "0 B"
         done, total = format_bytes(self._done), format_bytes(self._total)
-        done = done.rjust(len(total))
-        return f"{self._title} {self._share:4.0%}  {done} of {total}  {rate}/s  {elapsed_s:.1f} s"
+        # Every part keeps its width, so that nothing jumps.
+        bytes_done = f"{self._share:4.0%}  {done:>10} of {total}"
+        return f"{self._title} {bytes_done}  {rate:>10}/s  {elapsed_s:6.1f} s"
 
 
 def _in_terminal() -> Draw | None:
