@@ -21,9 +21,16 @@ DROPPED = (
 
 
 def report(lines: Sequence[dict[str, Any]], width: int | None = None) -> str:
-    """The setting, the table and the warnings of one comparison."""
-    body = [cells(row) for row in rows_of(lines)]
-    return document(lines, COLUMNS, body, NUMERIC, width=width, dropped=DROPPED)
+    """The setting, the table and the warnings of one comparison.
+
+    Where the ``width`` is bounded, what has no figures is told below the table, in whole.
+    """
+    rows = rows_of(lines)
+    shown = rows if width is None else [row for row in rows if row.median is not None]
+    left = [f"{_word(row.label)}: {printable(why_not(row))}" for row in rows if row not in shown]
+    body = [cells(row) for row in shown]
+    more = ["", *left] if left else []
+    return document(lines, COLUMNS, body, NUMERIC, more, width=width, dropped=DROPPED)
 
 
 def document(
