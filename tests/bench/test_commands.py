@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+import bench.report
 from bench import checkpoints, generate, scale
 from bench.__main__ import main
 from bench.figures import read_lines
@@ -192,3 +194,29 @@ def test_no_picture_of_nothing_is_said(tmp_path: Path) -> None:
     assert code == 0
     assert "nothing was measured" in text
     assert not list(tmp_path.glob("*.png"))
+
+
+def test_pictures_without_matplotlib_are_refused_before_anything_is_measured(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [
+        name for name in sys.modules if name.startswith(("matplotlib", "bench.report.pl"))
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(bench.report, "plots", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, text = said("compare", "--path", tiny, "--peers", "floor_read", "--plot")
+    assert code == 1
+    assert "streamload[plot]" in text
+    assert not list(tmp_path.glob("*.jsonl"))
+
+
+def test_folders_for_results_are_made(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", LINES)
+    (tmp_path / "file").write_text("")
+    code, text = said("report", path, "--plot", "--to", str(tmp_path / "new" / "x"))
+    assert code == 0, text
+    assert (tmp_path / "new" / "x-over-time.png").exists()
+    code, text = said("report", path, "--html", str(tmp_path / "file" / "page.html"))
+    assert code == 1
+    assert str(tmp_path / "file") in text
