@@ -77,7 +77,8 @@ def circumstances(head: dict[str, Any]) -> list[str]:
     cpu = str(where["cpu"]).replace("(R)", "").replace("(TM)", "")
     memory = f", {where['memory_bytes'] / 2**30:.0f} GiB" if where["memory_bytes"] else ""
     limit = [f"limit {head['limit_bytes'] >> 20} MiB"] if head.get("limit_bytes") else []
-    rounds = f"median of {head['rounds']} rounds" if head["rounds"] > 1 else "one round"
+    which = "fastest" if head.get("command") == "scale" else "median"
+    rounds = f"{which} of {head['rounds']} rounds" if head["rounds"] > 1 else "one round"
     return [
         f"{' '.join(cpu.split())}, {plural(where['cpus'], 'CPU')}{memory}",
         plural(head["workers"], "worker"),
