@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from bench import checkpoints, options, showing
+from bench import checkpoints, options
 from bench.compare import compare
-from bench.figures import read_lines
+from bench.report import showing
+from bench.report.figures import read_lines
 from streamload.cli.render.tables import columns, say
 
 MODELS = ("gpt2-tiny", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")

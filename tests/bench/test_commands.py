@@ -14,9 +14,9 @@ from click.testing import CliRunner
 import bench.report
 from bench import checkpoints, generate, scale
 from bench.__main__ import main
-from bench.figures import read_lines
 from bench.job import Job, find_peers
 from bench.report import tables
+from bench.report.figures import read_lines
 from streamload.core.wording import printable_lines
 from tests.bench.figures_for_pictures import CASES, HEAD, LINES, line
 

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import click
 
 from bench import checkpoints, generate, scale
-from bench.figures import write_lines
 from bench.report import tables
+from bench.report.figures import write_lines
 from bench.report.looks import LOOKS
 from bench.report.rows import measured_rows
 from streamload.cli.render.tables import say
