@@ -161,11 +161,10 @@ def test_figures_taken_apart_are_put_together(tmp_path: Path) -> None:
     lines = read_lines([ours, theirs])
     assert [x["kind"] for x in lines] == ["run", "load", "load", "load"]
     assert lines[0]["rounds"] == 2
-    code, text = said("report", ours, theirs, "--plot", "--html", str(tmp_path / "p.html"))
+    code, text = said("report", ours, theirs, "--plot")
     assert code == 0, text
     assert "streamload stream" in text
     assert (tmp_path / "a-over-time.png").exists()
-    assert "streamload stream" in (tmp_path / "p.html").read_text(encoding="utf-8")
     code, text = said("report", ours, "--plot", "--theme", "dark", "--to", str(tmp_path / "c"))
     assert (tmp_path / "c-time-memory-dark.png").exists()
 
