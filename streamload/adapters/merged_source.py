@@ -17,6 +17,7 @@ from streamload.core.wording import listed, plural, printable
 from streamload.sources.base import Source
 from streamload.sources.config.beside import ADAPTER_CONFIG
 from streamload.sources.detect import open_checkpoint
+from streamload.sources.folders import LOCAL_FILE
 from streamload.sources.hub import folder_of, is_hub_name
 from streamload.sources.remote.urls import is_url
 from streamload.sources.small_files import read_object
@@ -79,7 +80,7 @@ def _worked_out(path: str, source: Source, adapter: Source, settings: AdapterSet
         config = None  # which whoever needs it says
     merge = work_out(printable(path), settings, adapter.catalog, source.catalog, config or {})
     if merge.problems and all("for no tensor of the base" in text for text in merge.problems):
-        is_local = any(os.path.basename(file) == "local.safetensors" for file in source.files)
+        is_local = any(os.path.basename(file) == LOCAL_FILE for file in source.files)
         text = (
             "has streamload's local names, which no adapter knows: streamload convert (--names "
             "published) gives it the published ones"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from streamload.core.signatures import answers_unknown
+from streamload.generation.reading import Reader, reader_of
 
 Pick: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -30,8 +31,9 @@ def generate(
 ) -> Iterator[int]:
     """Continue a prompt; each step of the iterator yields one new token id.
 
-    A model with ``new_cache(batch, length)`` (the reference models) sees each position once; any
-    other module is called as ``model(ids)`` on the whole text so far and may return the logits
+    A model with ``new_cache(batch, length)`` (the reference models) sees each position once, and
+    so does one of transformers whose class takes a cache with ``use_cache`` and gives it back. Any
+    other module is called as ``model(ids)`` on the whole text so far. All may return the logits
     or an object that has them as ``.logits``. Gradients are off during a step only: the code
     between two steps runs as it was.
 
@@ -110,22 +112,20 @@ def _pick(
 def _steps(
     model: nn.Module, prompt: Tensor, count: int, pick: Pick, stops: frozenset[int]
 ) -> Iterator[int]:
-    new_cache: Any = getattr(model, "new_cache", None)
-    cache = None if new_cache is None else new_cache(1, prompt.shape[1] + count)
+    read = reader_of(model, prompt.shape[1] + count)
     text = prompt
     for _ in range(count):
-        chosen = _next_token(model, text, cache, pick)
-        token = int(chosen)
+        text = _next_token(read, text, pick)
+        token = int(text)
         if token in stops:
             return
         yield token
-        text = chosen if cache is not None else torch.cat((text, chosen), dim=1)
 
 
 # The mode is entered for one step, never across a yield: there it would reach into the caller.
 @torch.inference_mode()
-def _next_token(model: nn.Module, text: Tensor, cache: Any, pick: Pick) -> Tensor:
-    out = model(text) if cache is None else model(text, cache=cache, last_only=True)
+def _next_token(read: Reader, text: Tensor, pick: Pick) -> Tensor:
+    out = read(text)
     logits: Tensor = getattr(out, "logits", out)
     return pick(logits[0, -1]).to(text.device)
 

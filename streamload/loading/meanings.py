@@ -41,8 +41,8 @@ def with_meanings(
     """
     texts: list[str] = []
     stored = [spec.name for spec in plan.stored.values()]
-    lora = [name for name in stored if _has_part(name, _ADAPTER)]
-    own = [name for name in targets or () if _has_part(name, (*_ADAPTER, "base_layer"))]
+    lora = _with_part(stored, _ADAPTER)
+    own = _with_part(targets or (), (*_ADAPTER, "base_layer"))
     must_refuse = bool(lora) and targets is not None and not own
     kind = str((adapter or {}).get("peft_type") or "LORA")
     base = (adapter or {}).get("base_model_name_or_path")
@@ -83,10 +83,12 @@ def _other_task(plan: Plan, config: Mapping[str, Any] | None, *, is_causal: bool
         what = "a causal language model is built here" if is_causal else "the module may be another"
         yield f"config.json: architectures says {listed(names, 3)}, but {what}"
     for part, head in _HEADS.items():
-        heads = [name for name in plan.unexpected if _has_part(name, (part,))]
-        if heads:
+        if heads := _with_part(plan.unexpected, (part,)):
             yield f"the checkpoint has {head} ({listed(map(repr, heads), 2)}) that has no place"
 
 
-def _has_part(name: str, parts: Collection[str]) -> bool:
-    return not set(parts).isdisjoint(name.split("."))
+def _with_part(names: Collection[str], parts: Collection[str]) -> list[str]:
+    """The names that have one of ``parts`` between dots."""
+    text = ".".join(names)  # one look through all of them at once; most have none
+    wanted = {part for part in parts if part in text}
+    return [name for name in names if not wanted.isdisjoint(name.split("."))] if wanted else []

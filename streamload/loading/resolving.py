@@ -17,14 +17,14 @@ from streamload.engine.lanes.choice import settled, unholdable, unusable
 from streamload.engine.on_layer import OnLayer
 from streamload.hf.their_models import TheirModule, bind_by_library, their_module
 from streamload.loading.meanings import with_meanings
-from streamload.loading.own_code import OwnPart, with_own_code
+from streamload.loading.own.own_code import OwnPart, with_own_code
 from streamload.mapping.binding import Binding, Mapper, bind
 from streamload.mapping.choose import choose_binding, under_prefix
 from streamload.models.decoder import Decoder
 from streamload.module.extra_state import extra_state_specs
 from streamload.module.overlap import in_place_problems
 from streamload.module.quantizing import quantized_plan, quantizing
-from streamload.module.targets import targets_of, wrapper_problems
+from streamload.module.targets import targets_of, walk, wrapper_problems
 from streamload.planning.build import build_plan
 from streamload.planning.needed_memory import on_host
 from streamload.planning.records import Plan, Targets
@@ -88,10 +88,11 @@ def resolve(
     Raises:
         PlanError: the module holds tensors that cannot be loaded at all.
     """
+    owners = [] if module is None else walk(module)
     try:
-        targets = None if module is None else targets_of(module)
-        if module is not None and targets is not None:
-            targets = Targets((*targets.specs, *extra_state_specs(module)))
+        targets = None if module is None else targets_of(module, owners)
+        if targets is not None:
+            targets = Targets((*targets.specs, *extra_state_specs(owners)))
     except PlanError as error:
         raise PlanError(f"{printable(source.path)}: {error}") from error
     if module is not None and any(p.is_meta for p in module.parameters()):
@@ -132,7 +133,7 @@ def resolve(
     if module is not None and targets is not None:
         stored, prefix = under_prefix(source.catalog, settings.prefix), settings.prefix
         targets, binding, own = with_own_code(
-            module, source, stored, mapper, targets, binding, prefix
+            module, owners, source, stored, mapper, targets, binding, prefix
         )
         notices = (*notices, *own.notices)
     known = (notices, config, theirs, transient_bytes, own)

@@ -14,7 +14,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 from streamload.core.errors import PlanError, naming, note_overwritten
 from streamload.engine.on_layer import Replacements
 from streamload.module.extra_state import OwnCode
-from streamload.module.own_loading import run_post_hooks
+from streamload.module.own_loading.rehearsal import run_post_hooks
 from streamload.module.sharded import around, is_dtensor
 from streamload.module.targets import identity, is_wrapper, slots
 from streamload.planning.devices import device_of

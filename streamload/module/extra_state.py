@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,24 +14,26 @@ from torch import nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from streamload.core.errors import CheckpointError, PlanError
-from streamload.module.targets import is_wrapper, walk
+from streamload.module.targets import Owners, is_wrapper, walk
 from streamload.planning.records import TargetSpec
 
 KEY = _EXTRA_STATE_KEY_SUFFIX
 EXTRA_STATE = "extra_state"  # the kind of such a target
 
 
-def owners(module: nn.Module, method: str = "set_extra_state") -> Iterator[tuple[str, nn.Module]]:
+def keyed(modules: Owners, method: str = "set_extra_state") -> list[tuple[str, nn.Module]]:
     """The keys of the modules that have an extra state of their own, and these modules."""
-    for path, owner in walk(module):
-        if getattr(type(owner), method) is not getattr(nn.Module, method):
-            yield f"{path}.{KEY}" if path else KEY, owner
+    plain = getattr(nn.Module, method)
+    classes = {type(owner) for _path, owner in modules}
+    having = {one for one in classes if getattr(one, method) is not plain}
+    found = [(path, owner) for path, owner in modules if type(owner) in having] if having else []
+    return [(f"{path}.{KEY}" if path else KEY, owner) for path, owner in found]
 
 
-def extra_state_specs(module: nn.Module) -> list[TargetSpec]:
+def extra_state_specs(modules: Owners) -> list[TargetSpec]:
     """The extra states as targets of names; they are never planned as tensors."""
     return [
-        TargetSpec((key,), (), "U8", EXTRA_STATE, is_meta=False) for key, _owner in owners(module)
+        TargetSpec((key,), (), "U8", EXTRA_STATE, is_meta=False) for key, _owner in keyed(modules)
     ]
 
 
@@ -43,7 +45,7 @@ def exported(module: nn.Module) -> tuple[dict[str, torch.Tensor], list[str]]:
     """
     tensors: dict[str, torch.Tensor] = {}
     others: list[str] = []
-    for key, owner in owners(module, "get_extra_state"):
+    for key, owner in keyed(walk(module), "get_extra_state"):
         try:
             state: Any = owner.get_extra_state()
         except Exception as error:
@@ -85,7 +87,7 @@ class OwnCode:
             owner = module.get_submodule(path)
             undo.append(Remembered(owner).back)
             setattr(owner, name, value)
-        for key, owner in owners(module):
+        for key, owner in keyed(walk(module)):
             if key not in self.states:
                 continue
             state = self.states[key]

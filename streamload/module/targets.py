@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -17,6 +17,9 @@ from streamload.core.findings import Finding
 from streamload.module.sharded import held_part, is_dtensor, local_of
 from streamload.planning.records import Plan, Targets, TargetSpec
 
+# Every module and its path, as ``walk`` gives them.
+Owners: TypeAlias = "Sequence[tuple[str, nn.Module]]"
+
 
 def walk(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """Every module by its path, each as often as it is reachable, as ``named_modules`` has them.
@@ -27,9 +30,10 @@ def walk(module: nn.Module) -> list[tuple[str, nn.Module]]:
 
     def visit(path: str, owner: nn.Module) -> None:
         found.append((path, owner))
+        before = f"{path}." if path else ""
         for name, child in owner._modules.items():
             if child is not None:
-                visit(f"{path}.{name}" if path else name, child)
+                visit(before + name, child)
 
     visit("", module)
     return found
@@ -55,12 +59,13 @@ class Slot(NamedTuple):
         return is_parameter or self.attribute not in self.owner._non_persistent_buffers_set
 
 
-def slots(module: nn.Module) -> Iterator[tuple[Slot, torch.Tensor]]:
+def slots(module: nn.Module, owners: Owners = ()) -> Iterator[tuple[Slot, torch.Tensor]]:
     """Every place that holds a tensor, tied names included.
 
     Parameters first, as ``named_parameters``: so the first name of a tie is a parameter's.
+    ``owners`` are the module's own, where it was walked already.
     """
-    owners = walk(module)
+    owners = owners or walk(module)
     for kind in ("parameter", "buffer"):
         for path, owner in owners:
             table = owner._parameters if kind == "parameter" else owner._buffers
@@ -77,26 +82,34 @@ class _Tie:
     tensor: torch.Tensor
     kind: str
     names: list[str]
-    is_persistent: bool = False
+    is_persistent: bool
 
 
-def _ties(module: nn.Module) -> list[_Tie]:
+def _ties(module: nn.Module, owners: Owners = ()) -> list[_Tie]:
     """Names are one tensor if they are one object, or hold the very same memory in one way."""
     found: dict[object, _Tie] = {}
-    for slot, tensor in slots(module):
-        tie = found.setdefault(identity(tensor), _Tie(tensor, slot.kind, []))
-        tie.names.append(slot.name)
-        tie.is_persistent |= slot.is_persistent
+    for slot, tensor in slots(module, owners):
+        key = identity(tensor)
+        tie = found.get(key)
+        if tie is None:
+            found[key] = _Tie(tensor, slot.kind, [slot.name], slot.is_persistent)
+        else:
+            tie.names.append(slot.name)
+            tie.is_persistent |= slot.is_persistent
     return list(found.values())
 
 
-def targets_of(module: nn.Module) -> Targets:
+def targets_of(module: nn.Module, owners: Owners = ()) -> Targets:
     """Every parameter and buffer of ``module``; tied names share one spec.
+
+    Args:
+        module: on meta or not.
+        owners: it and all modules in it, where it was walked already.
 
     Raises:
         PlanError: a tensor that cannot be loaded into, such as a lazy parameter.
     """
-    return Targets(tuple([_spec(tie) for tie in _ties(module)]))
+    return Targets(tuple([_spec(tie) for tie in _ties(module, owners)]))
 
 
 def real_tensors(module: nn.Module) -> Iterator[tuple[list[str], torch.Tensor, bool]]:
@@ -132,8 +145,9 @@ def existing_tensors(module: nn.Module, plan: Plan) -> dict[str, tuple[torch.Ten
 
 def identity(tensor: torch.Tensor) -> object:
     """Equal for what is one tensor: one object, or the very same memory seen in one way."""
-    is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided
-    if not is_plain or tensor.is_meta or tensor.numel() == 0:
+    if tensor.is_meta or type(tensor) not in (torch.Tensor, nn.Parameter):
+        return id(tensor)
+    if tensor.layout != torch.strided or tensor.numel() == 0:
         return id(tensor)
     place = tensor.untyped_storage().data_ptr(), tensor.storage_offset()
     view = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
@@ -142,19 +156,17 @@ def identity(tensor: torch.Tensor) -> object:
 
 def _spec(tie: _Tie) -> TargetSpec:
     tensor, name = tie.tensor, tie.names[0]
+    wraps, is_meta, dtype = is_wrapper(tensor), tensor.is_meta, _dtype(tensor.dtype)
     if is_lazy(tensor):
         raise PlanError(f"{name!r} is a lazy parameter: run the module once before loading")
-    dtype = _dtype(tensor.dtype)
-    wraps = is_wrapper(tensor)
-    if tensor.layout != torch.strided or not (wraps or _has_memory(tensor)):
+    if tensor.layout != torch.strided or not (is_meta or wraps or _has_memory(tensor)):
         raise PlanError(
             f"{name!r} is a {type(tensor).__name__} of layout {tensor.layout} without plain "
             "memory, which cannot be loaded into"
         )
     if dtype is None:
         raise PlanError(f"{name!r} has dtype {tensor.dtype}, which cannot be loaded")
-    is_meta, held = tensor.is_meta, tensor
-    shard, uncut = None, ""
+    held, shard, uncut = tensor, None, ""
     if wraps and is_dtensor(tensor):
         (shard, uncut), held, wraps = held_part(tensor), local_of(tensor), False
     return TargetSpec(
@@ -183,8 +195,12 @@ def is_wrapper(tensor: torch.Tensor) -> bool:
     All of them have a ``__torch_dispatch__`` of their own and no memory; on meta, where nothing
     has any, the first decides. Subclasses that merely add attributes have neither.
     """
-    dispatches = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-    return dispatches and (tensor.is_meta or not _has_memory(tensor))
+    return _dispatches(type(tensor)) and (tensor.is_meta or not _has_memory(tensor))
+
+
+@lru_cache
+def _dispatches(kind: type[torch.Tensor]) -> bool:
+    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 
 from streamload.core.dtypes import BY_NAME
 from streamload.core.encoding import staging_bytes as decoding_bytes
@@ -31,20 +32,19 @@ def needed_memory(
     for tensor in tensors:
         if tensor.mapped is not None:
             continue
+        is_here, nbytes = on_host(tensor.device), tensor.nbytes
         for name in tensor.sources:
             spec = stored[name]
             if spec.encoding is not None:
                 whole = max(whole, decoding_bytes(spec))
             elif spec.extent is None:
                 whole = max(whole, spec.nbytes)
-        if not on_host(tensor.device):
-            continue
-        nbytes = tensor.nbytes
-        new_bytes += nbytes if tensor.is_new else 0
-        if any(copy.turns for copy in tensor.copies):
-            turned = max(turned, nbytes)
-        for name in tensor.sources:
-            largest = max(largest, stored[name].nbytes)
+            if is_here and spec.nbytes > largest:
+                largest = spec.nbytes
+        if is_here and tensor.is_new:
+            new_bytes += nbytes
+        if is_here and nbytes > turned and any(copy.turns for copy in tensor.copies):
+            turned = nbytes
     chunk, panel = min(options.chunk_bytes, largest), min(options.staging_bytes, turned)
     staging_bytes = ring_bytes(tensors, options) + options.workers * (chunk + panel + whole)
     return MemoryReport(needed_bytes=new_bytes + staging_bytes, staging_bytes=staging_bytes)
@@ -61,6 +61,7 @@ def ring_of(options: Settings) -> tuple[int, int]:
     return max(min(slots, options.ring_bytes // size), 1), size
 
 
+@lru_cache
 def on_host(device: str) -> bool:
     """True for the CPU, whose memory is the host's."""
     return device.partition(":")[0] == "cpu"

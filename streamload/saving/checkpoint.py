@@ -20,13 +20,14 @@ from streamload.saving.file_layout import NewFile, index_text, lay_out
 from streamload.saving.pipeline import Place, fill
 from streamload.saving.staged_folder import StagedFolder
 from streamload.sources.base import Source
+from streamload.sources.folders import LOCAL_FILE
 from streamload.sources.index import read_index
 from streamload.sources.remote.urls import is_url
 from streamload.system.peaks import PeakSampler
 
 # What a folder's weights are called. Those under our own names get a name of their own: as
 # model.safetensors other libraries would take them for their class's and make a random model.
-_STEMS = {"published": "model", "local": "local"}
+_STEMS = {"published": "model", "local": LOCAL_FILE.removesuffix(".safetensors")}
 # Writes every tensor to its place.
 Filling: TypeAlias = Callable[[Mapping[str, Place]], Execution]
 _INDEXES = tuple(f"{stem}.safetensors.index.json" for stem in _STEMS.values())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
+from copy import deepcopy
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamload.core.errors import CheckpointError, refuse
@@ -51,6 +53,12 @@ class BlockSource(Source):
             super().read_rows(first, stride_bytes, buffer, tensor=tensor)
 
     def config(self) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+        config, notices = self._beside
+        return deepcopy(config), notices
+
+    @cached_property
+    def _beside(self) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+        """Read once: of a checkpoint far away each time is a request."""
         return config_beside(self.path, self.catalog)
 
     def adapter(self) -> dict[str, Any] | None:

@@ -27,6 +27,8 @@ _VARIANT = re.compile(r"\.(fp16|bf16|fp32|fp8|int8|non_ema|ema)[.-]", re.IGNOREC
 # Best first.
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 TORCH_ENDINGS = (".bin", ".pt", ".pth")
+# A conversion to streamload's own names, which no other library should take for the model.
+LOCAL_FILE = "local.safetensors"
 # torch.distributed.checkpoint: what the ranks wrote, and what says which pieces these are.
 DISTCP_ENDING, DISTCP_METADATA = ".distcp", ".metadata"
 
@@ -67,7 +69,7 @@ def choose_files(files: Sequence[str], endings: tuple[str, ...]) -> list[str] | 
         raise CheckpointError(f"several indexes: {', '.join(indexes)}; pass the one that is meant")
     if indexes:
         return (preferred or indexes)[:1]
-    for name in ("model.safetensors", "pytorch_model.bin", "local.safetensors"):
+    for name in ("model.safetensors", "pytorch_model.bin", LOCAL_FILE):
         if name in kinds:
             return [name]
     # Mistral's folders repeat all weights under other names in consolidated*: a last resort.

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from streamload.core.errors import CheckpointError
 from streamload.core.options import Reach
+from streamload.sources.folders import LOCAL_FILE
 from streamload.sources.remote.answers import RefusedError
 from streamload.sources.remote.hub_site import hub_site
 from streamload.sources.remote.registry import find_site, leave_site
@@ -16,7 +17,7 @@ from streamload.sources.remote.urls import is_file_address, is_url, parent, pars
 _AT_ONCE = 8
 # In the order in which files of a folder are chosen; the first that is there is enough.
 _PROBED = (
-    *("model.safetensors.index.json", "model.safetensors", "local.safetensors"),
+    *("model.safetensors.index.json", "model.safetensors", LOCAL_FILE),
     *("pytorch_model.bin.index.json", "pytorch_model.bin"),
 )
 

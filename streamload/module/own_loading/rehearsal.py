@@ -8,30 +8,21 @@ values, or changes more than names, cannot be followed in this way and is refuse
 
 from __future__ import annotations
 
-import copy
-import types
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import _IncompatibleKeys, _WrappedHook
-from torch.utils._pytree import tree_leaves
+from torch.nn.modules.module import _IncompatibleKeys
 
 from streamload.core.errors import StreamloadError
 from streamload.module.extra_state import Remembered, is_container
-from streamload.module.torch_mode import TorchMode
+from streamload.module.own_loading.twins import LOADS, twin_of
+from streamload.module.own_loading.watching import Refused, Watch, untouched
 
-# What may be asked of a stand-in, since it does not depend on values; and what keeps them.
-_ASKED = {"__get__", "__len__", "dim", "element_size", "is_complex", "is_contiguous"}
-_ASKED |= {"is_floating_point", "numel", "size", "storage_offset", "stride"}
-_KEEPING = {"clone", "contiguous", "cpu", "detach", "requires_grad_"}
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-_METHOD = "_load_from_state_dict"
 _TABLES = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
 _ABSENT = object()
 # torch's own: they add what is missing in old files, and do nothing where nothing is.
@@ -71,7 +62,7 @@ class Rehearsal:
 def takes_part(module: nn.Module) -> bool:
     """True if the module has code of its own that torch runs before it copies tensors."""
     code = type(module)._load_from_state_dict
-    overrides = code is not nn.Module._load_from_state_dict or _METHOD in vars(module)
+    overrides = code is not nn.Module._load_from_state_dict or LOADS in vars(module)
     return overrides or bool(module._load_state_dict_pre_hooks)
 
 
@@ -85,7 +76,7 @@ def has_own_load_state_dict(module: nn.Module) -> bool:
 def is_torchs_own(module: nn.Module) -> bool:
     """True if the module only takes part as torch's normalisation layers do."""
     code: Any = type(module)._load_from_state_dict
-    has_more = module._load_state_dict_pre_hooks or _METHOD in vars(module)
+    has_more = module._load_state_dict_pre_hooks or LOADS in vars(module)
     return code.__module__ in _TORCHS and not has_more
 
 
@@ -103,8 +94,8 @@ def rehearse(
     """
     names = {id(tensor): name for name, tensor in entries.items()}
     result = Rehearsal()
-    with _untouched(module) as before:
-        _Visit(names, versions, result).module(_twin(module), dict(entries), "")
+    with untouched(module) as before:
+        _Visit(names, versions, result).module(twin_of(module), dict(entries), "")
         for path, remembered in before.items():
             if changed := remembered.changed():
                 what = f"changes its attribute {changed[0]!r}, or a hook does"
@@ -118,30 +109,14 @@ def allowed_by_hooks(
     """The missing and unexpected names that hooks after the load take out of torch's lists."""
     lists = _IncompatibleKeys(list(missing), list(unexpected))
     before = set(lists.missing_keys), set(lists.unexpected_keys)
-    twin = _twin(module)
+    twin = twin_of(module)
     try:
-        with _untouched(module), warnings.catch_warnings():
+        with untouched(module), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             run_post_hooks(twin, lists)
     except Exception:  # a hook that needs values says nothing of names
         return set(), set()
     return before[0] - set(lists.missing_keys), before[1] - set(lists.unexpected_keys)
-
-
-@contextmanager
-def _untouched(module: nn.Module) -> Iterator[Mapping[str, Remembered]]:
-    """Whatever hooks do that reach the module itself, by a closure: it is as it was afterwards."""
-    held: set[int] = set()
-    for tensor in (*module.parameters(), *module.buffers()):
-        with suppress(RuntimeError, NotImplementedError):  # of no plain memory
-            held.add(tensor.untyped_storage().data_ptr())
-    before = {path: Remembered(owner) for path, owner in module.named_modules()}
-    try:
-        with _Guard(held - {0}), torch.no_grad():
-            yield before
-    finally:
-        for remembered in before.values():
-            remembered.back()
 
 
 def run_post_hooks(module: nn.Module, lists: _IncompatibleKeys) -> None:
@@ -157,106 +132,11 @@ def run_post_hooks(module: nn.Module, lists: _IncompatibleKeys) -> None:
             )
 
 
-def _twin(module: nn.Module) -> nn.Module:
-    """The module without its values; what is set on it does not reach the module."""
-    twin = object.__new__(type(module))
-    attributes = vars(module).items()
-    vars(twin).update({n: copy.copy(v) if is_container(v) else v for n, v in attributes})
-    for table in ("_parameters", "_buffers"):
-        tensors = module.__dict__[table].items()
-        twin.__dict__[table] = {name: _without_values(tensor) for name, tensor in tensors}
-    children = module._modules.items()
-    twin.__dict__["_modules"] = {n: None if c is None else _twin(c) for n, c in children}
-    method = vars(module).get(_METHOD)
-    if method is not None:
-        twin.__dict__[_METHOD] = _rebound(method, module, twin)
-    hooks = OrderedDict(
-        (number, _rebound(hook, module, twin))
-        for number, hook in module._load_state_dict_pre_hooks.items()
-    )
-    twin.__dict__["_load_state_dict_pre_hooks"] = hooks
-    return twin
-
-
-def _rebound(hook: Any, module: nn.Module, twin: nn.Module) -> Callable[..., Any]:
-    function = getattr(hook, "hook", hook)
-    if getattr(function, "__self__", None) is module:
-        function = types.MethodType(function.__func__, twin)
-    with_module = getattr(hook, "with_module", False)
-    return _WrappedHook(function, twin if with_module else None)
-
-
-def _without_values(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """On meta; a single number that is there stays, since code may pass it on (BatchNorm's)."""
-    if tensor is None:
-        return None
-    if not tensor.is_meta and tensor.numel() == 1 and type(tensor) is torch.Tensor:
-        return tensor.detach().clone()
-    made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-    return nn.Parameter(made, requires_grad=False) if isinstance(tensor, nn.Parameter) else made
-
-
 def _is_plain(value: Any) -> bool:
     if is_container(value):
         parts = value.values() if isinstance(value, dict) else value
         return all(isinstance(part, _PLAIN) for part in parts)
     return isinstance(value, _PLAIN)
-
-
-class _Refused(Exception):  # noqa: N818  # never leaves this file
-    """Something that must not even be tried."""
-
-
-class _Guard(TorchMode):
-    """Lets nothing be written to memory that is held."""
-
-    def __init__(self, held: Collection[int]) -> None:
-        super().__init__()
-        self._held = held
-
-    def call(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:
-        first: Any = args[0] if args else None
-        writes = _is_in_place(func) and isinstance(first, torch.Tensor) and not first.is_meta
-        if writes and first.untyped_storage().data_ptr() in self._held:
-            raise _Refused("overwrites a tensor of the module by itself")
-        return func(*args, **kwargs)
-
-
-def _is_in_place(func: Callable[..., Any]) -> bool:
-    name = getattr(func, "__name__", "")
-    changes = ("__set__", "__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
-    return name in changes or (name.endswith("_") and not name.startswith("__"))
-
-
-class _Watch(TorchMode):
-    """Sees which stand-ins are copied into which tensor, and which are computed with."""
-
-    def __init__(self, names: Mapping[int, str], own: Mapping[int, str]) -> None:
-        super().__init__()
-        self._names = names
-        self._own = own
-        self.copied: dict[str, torch.Tensor] = {}
-        self.used: set[str] = set()
-        self.changed: set[str] = set()
-
-    def call(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:
-        name = getattr(func, "__name__", "")
-        first = args[0] if args else None
-        if name == "copy_" and id(first) in self._own and len(args) > 1:
-            self.copied[self._own[id(first)]] = args[1]
-            return first
-        seen = {self._names[id(t)] for t in tree_leaves((args, kwargs)) if id(t) in self._names}
-        if seen and name in _KEEPING and isinstance(first, torch.Tensor):
-            return first
-        if name not in _ASKED:
-            self.used |= seen
-            if _is_in_place(func) and id(first) in self._own:
-                self.changed.add(self._own[id(first)])
-        return func(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -306,12 +186,12 @@ class _Visit:
         before, missing, unexpected = dict(entries), list[str](), list[str]()
         remembered = Remembered(twin)
         version = dict(self.versions.get(prefix[:-1], {}))
-        watch = _Watch(self.names, {id(tensor): key for key, tensor in own.items()})
+        watch = Watch(self.names, {id(tensor): key for key, tensor in own.items()})
         try:
             with watch, warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")
                 twin._load_from_state_dict(entries, prefix, version, True, missing, unexpected, [])
-        except _Refused as error:
+        except Refused as error:
             self.result.refuse(twin, prefix[:-1], str(error))
             return {}
         except Exception as error:

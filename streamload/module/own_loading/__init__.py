@@ -1,0 +1,1 @@
+"""Modules that take part in their own loading, followed without values."""
