@@ -61,6 +61,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         relative = posixpath.relpath(place, posixpath.dirname(here) or ".")
         return f"{picture}[{text}]({relative}{anchor or ''})"
 
+    if here in ADDED:  # pictures in HTML, for light and dark pages
+        markdown = markdown.replace('="docs/', '="')
     return _MADE.sub(_made, _LINK.sub(moved, markdown))
 
 

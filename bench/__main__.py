@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from bench import checkpoints, options, showing
+from bench import checkpoints, options
 from bench.compare import compare
-from bench.figures import read_lines
+from bench.report import showing
+from bench.report.figures import read_lines
 from streamload.cli.render.tables import columns, say
 
 MODELS = ("gpt2-tiny", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
@@ -61,6 +62,8 @@ def compare_command(
     value; memory is watched from outside; the values are compared with the file afterwards.
     """
     chosen = options.chosen_peers(peers, peers_dir)
+    if plot or html:
+        showing.check_drawing()
     measured = compare(
         options.checkpoint(model, path),
         chosen,
@@ -158,6 +161,8 @@ def scale_command(
     """Time and memory against the model's size, and against the number of tensors."""
     from bench import scale
 
+    if plot:
+        showing.check_drawing()
     # The tiny one is for trying this out; it would only spoil the fit.
     models = MODELS[:1] if largest == MODELS[0] else MODELS[1 : MODELS.index(largest) + 1]
     counts = [count for count in (10**n for n in range(2, 8)) if count <= most_tensors]

@@ -17,7 +17,7 @@ tomllib = pytest.importorskip("tomllib")
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Distributions that are not called like what they are imported as.
-DISTRIBUTIONS = {"yaml": "pyyaml"}
+DISTRIBUTIONS = {"yaml": "pyyaml", "PIL": "pillow"}
 # Not for those who use streamload.
 FOR_DEVELOPMENT = {"test", "bench", "docs", "release"}
 

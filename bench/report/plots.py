@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from bench.report.frame import framed, names, save, settings
 from bench.report.labels import spread
@@ -49,6 +50,7 @@ def time_and_memory(lines: Sequence[dict[str, Any]], look: Look = LIGHT) -> Figu
             axis.set_yticks(range(len(rows)), shown)
             axis.tick_params(axis="y", length=0)
             axis.set_ylim(len(rows) - 0.4, -0.6)
+            axis.locator_params(axis="x", nbins=6)
             axis.grid(axis="x", color=look.grid, linewidth=0.6)
             axis.legend(
                 frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderpad=0,
@@ -123,6 +125,10 @@ def scale(
             axis.set_xlabel(across)
             axis.set_ylabel(what)
             axis.grid(color=look.grid, linewidth=0.6)
+            for side in (axis.xaxis, axis.yaxis):
+                side.set_major_locator(LogLocator(subs=(1, 3)))
+                side.set_major_formatter(lambda value, _: _plain(value))
+                side.set_minor_formatter(NullFormatter())
         if rows:
             axes[0].legend(frameon=False, labelcolor=look.ink)
     return figure
@@ -242,6 +248,14 @@ def _seconds(value: float) -> str:
 
 def _short(value: float) -> str:
     return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def _plain(value: float) -> str:
+    """A number on a logarithmic axis: ``0.3``, ``100``, ``30k``, ``1G``."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
 
 
 def _colour(row: Row, look: Look) -> str:

@@ -21,9 +21,16 @@ DROPPED = (
 
 
 def report(lines: Sequence[dict[str, Any]], width: int | None = None) -> str:
-    """The setting, the table and the warnings of one comparison."""
-    body = [cells(row) for row in rows_of(lines)]
-    return document(lines, COLUMNS, body, NUMERIC, width=width, dropped=DROPPED)
+    """The setting, the table and the warnings of one comparison.
+
+    Where the ``width`` is bounded, what has no figures is told below the table, in whole.
+    """
+    rows = rows_of(lines)
+    shown = rows if width is None else [row for row in rows if row.median is not None]
+    left = [f"{_word(row.label)}: {printable(why_not(row))}" for row in rows if row not in shown]
+    body = [cells(row) for row in shown]
+    more = ["", *left] if left else []
+    return document(lines, COLUMNS, body, NUMERIC, more, width=width, dropped=DROPPED)
 
 
 def document(
@@ -70,7 +77,8 @@ def circumstances(head: dict[str, Any]) -> list[str]:
     cpu = str(where["cpu"]).replace("(R)", "").replace("(TM)", "")
     memory = f", {where['memory_bytes'] / 2**30:.0f} GiB" if where["memory_bytes"] else ""
     limit = [f"limit {head['limit_bytes'] >> 20} MiB"] if head.get("limit_bytes") else []
-    rounds = f"median of {head['rounds']} rounds" if head["rounds"] > 1 else "one round"
+    which = "fastest" if head.get("command") == "scale" else "median"
+    rounds = f"{which} of {head['rounds']} rounds" if head["rounds"] > 1 else "one round"
     return [
         f"{' '.join(cpu.split())}, {plural(where['cpus'], 'CPU')}{memory}",
         plural(head["workers"], "worker"),

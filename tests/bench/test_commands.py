@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+import bench.report
 from bench import checkpoints, generate, scale
 from bench.__main__ import main
-from bench.figures import read_lines
 from bench.job import Job, find_peers
 from bench.report import tables
+from bench.report.figures import read_lines
 from streamload.core.wording import printable_lines
 from tests.bench.figures_for_pictures import CASES, HEAD, LINES, line
 
@@ -132,6 +134,10 @@ def test_tables_fit_the_terminal(case: str, width: int) -> None:
     heads, rule, *rows = (line for line in lines if line.startswith("| "))
     assert "loader" in heads
     assert len({len(row) for row in (heads, rule, *rows)}) == 1
+    if case == "ordinary":  # what has no figures is told in whole below
+        assert "absent: x is not installed" in " ".join(lines)
+        told = "streamload map: does not apply: every tensor is cast, so none can be mapped"
+        assert told in " ".join(lines)
     if width >= 80 and case == "ordinary":
         cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in (heads, *rows)]
         assert {"load + use s", "x floor", "peak RSS MiB", "values"} <= set(cells[0])
@@ -155,11 +161,10 @@ def test_figures_taken_apart_are_put_together(tmp_path: Path) -> None:
     lines = read_lines([ours, theirs])
     assert [x["kind"] for x in lines] == ["run", "load", "load", "load"]
     assert lines[0]["rounds"] == 2
-    code, text = said("report", ours, theirs, "--plot", "--html", str(tmp_path / "p.html"))
+    code, text = said("report", ours, theirs, "--plot")
     assert code == 0, text
     assert "streamload stream" in text
     assert (tmp_path / "a-over-time.png").exists()
-    assert "streamload stream" in (tmp_path / "p.html").read_text(encoding="utf-8")
     code, text = said("report", ours, "--plot", "--theme", "dark", "--to", str(tmp_path / "c"))
     assert (tmp_path / "c-time-memory-dark.png").exists()
 
@@ -188,3 +193,29 @@ def test_no_picture_of_nothing_is_said(tmp_path: Path) -> None:
     assert code == 0
     assert "nothing was measured" in text
     assert not list(tmp_path.glob("*.png"))
+
+
+def test_pictures_without_matplotlib_are_refused_before_anything_is_measured(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [
+        name for name in sys.modules if name.startswith(("matplotlib", "bench.report.pl"))
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(bench.report, "plots", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, text = said("compare", "--path", tiny, "--peers", "floor_read", "--plot")
+    assert code == 1
+    assert "streamload[plot]" in text
+    assert not list(tmp_path.glob("*.jsonl"))
+
+
+def test_folders_for_results_are_made(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", LINES)
+    (tmp_path / "file").write_text("")
+    code, text = said("report", path, "--plot", "--to", str(tmp_path / "new" / "x"))
+    assert code == 0, text
+    assert (tmp_path / "new" / "x-over-time.png").exists()
+    code, text = said("report", path, "--html", str(tmp_path / "file" / "page.html"))
+    assert code == 1
+    assert str(tmp_path / "file") in text

@@ -16,9 +16,9 @@ import pytest
 import streamload
 from bench import checkpoints
 from bench.compare import compare, job_for
-from bench.figures import write_lines
 from bench.job import Job, find_peers
 from bench.report import tables
+from bench.report.figures import write_lines
 from bench.report.rows import rows_of, warnings_of
 from bench.safetensors_header import read_headers
 from streamload.measuring import page_cache

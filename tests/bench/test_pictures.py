@@ -41,19 +41,7 @@ def words_of(figure: Any) -> list[Text]:
     return [text for text in words if text.get_text().strip() and text.get_visible()]
 
 
-@pytest.mark.parametrize("what", DRAWN)
-@pytest.mark.parametrize(
-    ("case", "look"),
-    [*((case, "light") for case in CASES), *((case, "narrow") for case in ("ordinary", "many"))],
-)
-def test_words_are_in_the_picture_and_do_not_cover_each_other(
-    case: str, look: str, what: str
-) -> None:
-    figure = DRAWN[what](CASES[case], LOOKS[look])
-    if figure is None:
-        undrawn = {"all failed", "floor alone", "nothing known"}
-        assert case in (undrawn if what == "over time" else {"all failed"})
-        return
+def nothing_is_cut_or_covered(figure: Any) -> None:
     words = words_of(figure)
     boxes = [word.get_window_extent() for word in words]
     width, height = figure.bbox.size
@@ -67,6 +55,22 @@ def test_words_are_in_the_picture_and_do_not_cover_each_other(
             one.get_text(),
             other.get_text(),
         )
+
+
+@pytest.mark.parametrize("what", DRAWN)
+@pytest.mark.parametrize(
+    ("case", "look"),
+    [*((case, "light") for case in CASES), *((case, "narrow") for case in ("ordinary", "many"))],
+)
+def test_words_are_in_the_picture_and_do_not_cover_each_other(
+    case: str, look: str, what: str
+) -> None:
+    figure = DRAWN[what](CASES[case], LOOKS[look])
+    if figure is None:
+        undrawn = {"all failed", "floor alone", "nothing known"}
+        assert case in (undrawn if what == "over time" else {"all failed"})
+        return
+    nothing_is_cut_or_covered(figure)
     # There is room left for what is drawn.
     assert all(axis.get_window_extent().width > 0.25 * figure.bbox.width for axis in figure.axes)
 
@@ -132,11 +136,19 @@ def test_pictures_are_twice_as_wide_as_shown_and_small(what: str, look: str) -> 
     assert len(data) < 100_000
 
 
-def test_scale_picture() -> None:
-    points = [(10.0**n, 0.1 * 10**n, 1e6 * 10**n) for n in range(1, 5)]
-    figure = plots.scale(HEAD, {"streamload": points, "other": points}, "number of tensors")
+@pytest.mark.parametrize(
+    ("sizes", "across"),
+    [((100, 1e3, 1e4, 1e5), "number of tensors"), ((5e8, 1.5e9, 3e9, 6e9), "bytes of the file")],
+)
+def test_scale_picture(sizes: tuple[float, ...], across: str) -> None:
+    points = [(size, size / 1e9, size) for size in sizes]
+    figure = plots.scale(HEAD, {"streamload": points, "other": points}, across)
+    nothing_is_cut_or_covered(figure)
+    words = [text.get_text() for text in words_of(figure)]
+    assert "1k" in words or "1G" in words
+    assert "2026-01-01" in " ".join(words)
+    assert not re.search(r"[$\\\\]", " ".join(words))
     assert size_of(png(figure))[0] == 1660
-    assert "2026-01-01" in " ".join(text.get_text() for text in words_of(figure))
 
 
 def test_pictures_are_saved_beside_the_figures(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import click
 
 from bench import checkpoints, generate, scale
-from bench.figures import write_lines
 from bench.report import tables
+from bench.report.figures import write_lines
 from bench.report.looks import LOOKS
 from bench.report.rows import measured_rows
 from streamload.cli.render.tables import say
@@ -33,6 +33,7 @@ def run(command: str, measured: Iterable[Line]) -> tuple[list[Line], str]:
     name = f"{command}-{time.strftime('%Y%m%d-%H%M%S')}"
     stem = os.path.join(checkpoints.results_dir(), name)
     path = f"{stem}.jsonl"
+    _make_folder(path)
     try:
         lines = write_lines(measured, path)
     except KeyboardInterrupt:
@@ -53,7 +54,8 @@ def table(lines: list[Line]) -> None:
 
 def pictures(lines: list[Line], stem: str, theme: str) -> None:
     """Draw STEM-….png and say where they are."""
-    plots, look = _plots(), LOOKS[theme]
+    plots, look = check_drawing(), LOOKS[theme]
+    _make_folder(stem)
     if lines[0]["command"] == "scale":
         across = (("size", "bytes of the file"), ("tensors", "number of tensors"))
         drawn = ((kind, scale.series(lines, kind), words) for kind, words in across)
@@ -75,9 +77,10 @@ def page(lines: list[Line], path: str) -> None:
     """Write the page and say where it is."""
     if lines[0]["command"] != "compare":
         raise click.UsageError("a page is made of what compare measures")
-    _plots()
+    check_drawing()
     from bench.report import page
 
+    _make_folder(path)
     page.write(lines, path)
     say(f"Page: {path}")
 
@@ -88,7 +91,16 @@ def fail_without_success(lines: list[Line]) -> None:
         raise SystemExit(1)
 
 
-def _plots() -> ModuleType:
+def _make_folder(path: str) -> None:
+    folder = os.path.dirname(os.path.abspath(path))
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise click.ClickException(f"{folder}: {error.strerror}") from error
+
+
+def check_drawing() -> ModuleType:
+    """What draws, or one line about the extra that brings it: asked before anything is measured."""
     try:
         from bench.report import plots
     except ImportError as error:  # matplotlib is an extra
