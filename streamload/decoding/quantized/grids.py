@@ -130,6 +130,8 @@ def expect(
     """Raise GridError if a tensor is of another dtype or shape than what it belongs to needs.
 
     Args:
+        spec: the tensor.
+        shape: what it must have.
         dtypes: what it may be, the usual one first.
         why: what needs it so.
         is_flat: how its elements are shaped says nothing.

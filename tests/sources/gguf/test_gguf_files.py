@@ -152,9 +152,7 @@ def test_any_number_of_tensors_is_gguf(tmp_path):
 
 def test_an_architecture_without_a_table_is_named_where_a_model_is_wanted(tmp_path):
     write_plain(tmp_path / "m.gguf", "rwkv7")
-    with pytest.raises(
-        streamload.CheckpointError, match="GGUF's architecture 'rwkv7' has no table"
-    ):
+    with pytest.raises(streamload.CheckpointError, match="architecture 'rwkv7' has no table"):
         streamload.load(tmp_path / "m.gguf")
 
 
