@@ -41,6 +41,7 @@ class AdapterSettings:
         rank, alpha: where no pattern says otherwise.
         ranks, alphas: pattern → value, in the order they are tried.
         layers: the only layers that are adapted; None for all.
+        named: modules that ``target_modules`` has by their full names, whatever their layer is.
         layer_patterns: what a layer's number follows, in the order they are tried; any name if
             there are none.
         token_indices: the embedding's name (``""``: the input embedding) → which rows are trained.
@@ -56,6 +57,7 @@ class AdapterSettings:
     modules_to_save: tuple[str, ...] = ()
     target_parameters: tuple[str, ...] = ()
     layers: tuple[int, ...] | None = None
+    named: tuple[str, ...] = ()
     layer_patterns: tuple[str, ...] = ()
     token_indices: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
@@ -71,7 +73,7 @@ class AdapterSettings:
 
     def leaves_out(self, module: str) -> bool:
         """True if PEFT would leave a module out by ``layers_to_transform``, as its tuners do."""
-        if self.layers is None:
+        if self.layers is None or module in self.named:
             return False
         patterns = self.layer_patterns or (r"[^.]*",)
         starts = r".*?\." if not self.layer_patterns else r"(?:^|.*?\.)"
@@ -155,7 +157,8 @@ def _read(config: Mapping[str, Any]) -> AdapterSettings:
         fan_in_fan_out=_flag(config, "fan_in_fan_out"),
         modules_to_save=_names(config, "modules_to_save"),
         target_parameters=_names(config, "target_parameters"),
-        layers=_layers(config),
+        layers=(layers := _layers(config)),
+        named=() if layers is None else _names(config, "target_modules"),
         layer_patterns=_layer_patterns(config),
         token_indices=_indices(config.get("trainable_token_indices")),
     )

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from peft import LoraConfig
+from peft.tuners.tuners_utils import check_target_module_exists
 from peft.utils.other import get_pattern_key
 from safetensors.torch import save_file
 
@@ -63,6 +65,11 @@ WRONG: dict[str, tuple[dict[str, torch.Tensor], dict[str, Any], tuple[str, ...]]
         {f"{Q}.lora_A.weight": torch.ones(2, 4), f"{Q}.lora_B.weight": torch.ones(6, 3)},
         {},
         ("[2, 4]", "[6, 3]", "no rank in common"),
+    ),
+    "a layer left out": (
+        pair(Q, 6, 4),
+        {"layers_to_transform": [1], "layers_pattern": "layers"},
+        (f"{Q}.lora_A", "layers_to_transform"),
     ),
     "another rank": (pair(Q, 6, 4, 3), {}, ("has rank 3", "says 2")),
     "another rank by pattern": (pair(Q, 6, 4), {"rank_pattern": {"q": 3}}, ("rank 2", "says 3")),
@@ -238,6 +245,40 @@ def test_an_adapter_that_is_cut_meanwhile(base, tmp_path, monkeypatch):
     monkeypatch.setattr(running, "plan_load", then_cut)
     with refused(weights, module, streamload.ReadError):
         streamload.load_into(module, base, adapter=adapter, strict=False)
+
+
+LAYERS: list[dict[str, Any]] = [
+    {"layers_to_transform": 1},
+    {"layers_to_transform": [0, 2]},
+    {"layers_to_transform": []},
+    {"layers_to_transform": [2], "layers_pattern": "h"},
+    {"layers_to_transform": [2], "layers_pattern": ["blocks", "layers"]},
+    {"layers_to_transform": [0], "layers_pattern": []},
+    {"layers_to_transform": [1], "layers_pattern": "experts"},
+]
+
+
+@pytest.mark.parametrize("chosen", LAYERS, ids=str)
+def test_chosen_layers_are_as_peft_has_them(chosen):
+    config = LoraConfig(target_modules=["q"], **chosen)
+    ours = settings_from_config({"peft_type": "LORA", "target_modules": ["q"], **chosen}, "x")
+    names = ("q", "h.2.q", "a.h.2.q", "model.layers.1.q", "layers.0.q", "m.layers.2.experts.1.q")
+    for name in names:
+        assert ours.leaves_out(name) is not bool(check_target_module_exists(config, name)), name
+
+
+@pytest.mark.parametrize(
+    ("chosen", "word"),
+    [
+        ({"layers_to_transform": [0], "target_modules": ".*q"}, "target_modules"),
+        ({"layers_pattern": "h"}, "needs layers_to_transform"),
+        ({"layers_to_transform": [True]}, "layers_to_transform"),
+        ({"layers_to_transform": [0], "layers_pattern": "((a+)+)+"}, "intricate"),
+    ],
+)
+def test_chosen_layers_that_peft_does_not_write(chosen, word):
+    with pytest.raises(CheckpointError, match=word):
+        settings_from_config({"peft_type": "LORA", **chosen}, "x")
 
 
 def test_patterns_are_as_peft_has_them():

@@ -178,3 +178,21 @@ def test_the_last_part_is_missed_without_params(meta):
     (folder / "params.json").unlink()
     (folder / "consolidated.03.pth").unlink()
     assert "is a part missing?" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"n_layers": PARAMS["n_layers"] + 1}, ("layers", str(PARAMS["n_layers"]))),
+        ({"vocab_size": 7}, ("tok_embeddings.weight", "[7, ")),
+        ({"ffn_dim_multiplier": 9.0}, ("layers.0.feed_forward.w1.weight",)),
+    ],
+    ids=str,
+)
+def test_params_of_another_model_are_refused(meta, tmp_path, changed, words):
+    folder, _ = meta(params={**PARAMS, **changed})
+    for use in (streamload.load, lambda path: streamload.convert(path, tmp_path / "out")):
+        with pytest.raises(StreamloadError) as caught:
+            use(folder)
+        assert all(word in str(caught.value) for word in ("params.json means", *words))
+    assert not (tmp_path / "out").exists()

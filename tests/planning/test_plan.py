@@ -263,6 +263,15 @@ class TestNames:
                 "the values are off by that scale"
             ]
 
+    def test_many_scales_are_one_notice(self):
+        tensors = {f"l{n}__w": ((2, 3), "F8_E4M3") for n in range(9)}
+        scales = {f"l{n}__w_scale_inv": ((1,), "F32") for n in range(9)}
+        module = targets(*(param(f"l{n}.w") for n in range(9)))
+        made = build_plan(catalog(**tensors, **scales), None, module, Settings(strict=False))
+        (notice,) = [n for n in made.report.notices if "not applied" in n]
+        assert "'l0.w_scale_inv'" in notice
+        assert notice.endswith("off by that scale, and so it is with 8 other weights")
+
     def test_a_scale_is_its_own_weights_only(self):
         stored = catalog(
             up=((2, 3), "F8_E4M3"), down=((2, 3), "F8_E4M3"), up_scale=(1,), norm__scale=(3,)

@@ -44,6 +44,10 @@ def command(
 
     Shows how fast a load is and how much memory it takes; the model is gone afterwards.
 
+    PATH is a file or a folder of safetensors, .pt or .bin files, GGUF,
+    torch.distributed.checkpoint, Meta's consolidated parts or raw GPT-NeoX; what is quantised is
+    decoded.
+
     With --shard, torchrun starts the ranks: python -m torch.distributed.run --nproc-per-node 2 -m
     streamload load PATH --shard fsdp
     """

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from streamload.core.specs import Shape, TensorSpec, numel
-from streamload.decoding.quantized.grids import GridError, scaled, size
+from streamload.decoding.quantized.grids import GridError, expect, scaled, size
 from streamload.decoding.quantized.records import Found
 from streamload.decoding.scaled import Scaled
 
@@ -125,8 +125,4 @@ def _facts(found: Found, state: TensorSpec) -> dict[str, Any]:
 
 def _expect(spec: TensorSpec, dtypes: tuple[str, ...], count: int, why: str) -> None:
     """Raise GridError for another dtype or number of elements."""
-    if spec.dtype not in dtypes or numel(spec.shape) != count:
-        raise GridError(
-            f"{spec.name!r} is {spec.dtype} {list(spec.shape)}, but {why} needs "
-            f"{dtypes[0]} [{count}]"
-        )
+    expect(spec, dtypes, (count,), why, is_flat=True)

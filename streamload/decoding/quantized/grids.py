@@ -124,6 +124,26 @@ def _misfit(
     )
 
 
+def expect(
+    spec: TensorSpec, dtypes: Sequence[str], shape: Shape, why: str, *, is_flat: bool = False
+) -> None:
+    """Raise GridError if a tensor is of another dtype or shape than what it belongs to needs.
+
+    Args:
+        spec: the tensor.
+        shape: what it must have.
+        dtypes: what it may be, the usual one first.
+        why: what needs it so.
+        is_flat: how its elements are shaped says nothing.
+    """
+    found = (numel(spec.shape),) if is_flat else spec.shape
+    if spec.dtype not in dtypes or found != shape:
+        raise GridError(
+            f"{spec.name!r} is {spec.dtype} {list(spec.shape)}, but {why} needs "
+            f"{dtypes[0]} {list(shape)}"
+        )
+
+
 def size(found: object, what: str) -> int:
     """A whole number from a configuration.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from streamload.core.specs import Shape, TensorSpec
 from streamload.decoding.packed import PackedWords
-from streamload.decoding.quantized.grids import GridError, size
+from streamload.decoding.quantized.grids import GridError, expect, size
 from streamload.decoding.quantized.records import Found
 
 _WORDS = ".qweight"
@@ -60,12 +60,9 @@ def _values(
         (zeros, (count, -(-outputs // each)), ("I32",)),
         *((order, (inputs,), ("I32", "I64")) for order in parts[3:]),
     ]
+    why = f"{words.name!r} of shape {list(words.shape)} in groups of {of} inputs"
     for spec, shape, dtypes in shapes:
-        if spec.shape != shape or spec.dtype not in dtypes:
-            raise GridError(
-                f"{spec.name!r} is {spec.dtype} {list(spec.shape)}, but {words.name!r} of shape "
-                f"{list(words.shape)} in groups of {of} inputs needs {dtypes[0]} {list(shape)}"
-            )
+        expect(spec, dtypes, shape, why)
     encoding = PackedWords(
         tuple(parts),
         words.dtype,

@@ -150,6 +150,12 @@ def test_any_number_of_tensors_is_gguf(tmp_path):
     assert streamload.load_state_dict(tmp_path / "x.gguf")["t122"].tolist() == [122.0] * 3
 
 
+def test_an_architecture_without_a_table_is_named_where_a_model_is_wanted(tmp_path):
+    write_plain(tmp_path / "m.gguf", "rwkv7")
+    with pytest.raises(streamload.CheckpointError, match="architecture 'rwkv7' has no table"):
+        streamload.load(tmp_path / "m.gguf")
+
+
 @pytest.mark.filterwarnings("ignore:.*decoded to float32")
 def test_an_architecture_without_a_table_keeps_its_names(tmp_path):
     expected = write_plain(tmp_path / "x.gguf")
