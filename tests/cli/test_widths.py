@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -138,8 +139,9 @@ def test_the_bar_is_one_line_with_numbers_first(tmp_path, width):
     code = shlex.join((sys.executable, "-c", BAR))
     with Terminal(tmp_path, width) as terminal:
         terminal.run(f"env -u COLUMNS PYTHONPATH={shlex.quote(':'.join(sys.path))} {code}")
-        while "END" not in terminal.screen():
-            screen = terminal.screen()
+        until = time.monotonic() + 60
+        while "END" not in (screen := terminal.screen()):
+            assert time.monotonic() < until, screen
             assert len(screen) <= 1, screen
             seen.update(screen)
         assert terminal.screen()[0] == "END", "it disappears when all is done"

@@ -70,7 +70,7 @@ def _rank_lines(each: tuple[RankPlan, ...]) -> list[str]:
         return []
     sizes = [(p.bytes_read, p.bytes_unwanted, p.bytes_held, p.needed_bytes) for p in each]
     totals = map(sum, zip(*sizes, strict=True))
-    rows = [("rank", "reads", "of it gaps", "holds", "needs")]
+    rows: list[tuple[str, ...]] = [("rank", "reads", "of it gaps", "holds", "needs")]
     rows += [(str(rank), *map(format_bytes, one)) for rank, one in enumerate(sizes)]
     rows.append(("all", *map(format_bytes, totals)))
     return ["", *columns(rows, right=frozenset(range(5)), drop={2: "gaps", 4: "needs"})]
