@@ -71,7 +71,7 @@ def test_columns_fit(monkeypatch, width):
         assert line.endswith(row[4])
         assert row[2] in line, "shapes are whole or not there"
     assert ("(all float32 → bfloat16)" in lines) == (width is not None and width < 107)
-    assert ("(no room here for: sources)" in lines) == (width is not None and width < 49)
+    assert ("(no room here for: sources)" in lines) == (width is not None and width < 47)
 
 
 def test_a_column_is_the_same_only_where_every_row_has_it(monkeypatch):

@@ -395,6 +395,7 @@ class TestHub:
     def test_attempts_are_not_logged(self, hub, monkeypatch, capfd):
         import logging
 
+        before = logging.getLogger("huggingface_hub").level
         logger = logging.getLogger("huggingface_hub.utils")
         monkeypatch.setattr(
             hub.HfApi, "list_repo_files", lambda *_, **__: logger.warning("Retrying in 1s") or []
@@ -402,7 +403,7 @@ class TestHub:
         with pytest.raises(DownloadError, match="holds no weights"):
             download("hf:org/name")
         assert "Retrying" not in capfd.readouterr().err
-        assert logging.getLogger("huggingface_hub").level == logging.NOTSET
+        assert logging.getLogger("huggingface_hub").level == before
 
     @pytest.mark.parametrize("what", ["gpt2", "hf:", "hf:a/b/c", "hf:a b", "neox"])
     def test_other_names(self, what):

@@ -36,9 +36,8 @@ class Terminal:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
     def run(self, command: str) -> None:
-        """Give the window to a command."""
-        self._tmux("set-option", "-g", "remain-on-exit", "on")
-        self._tmux("respawn-pane", "-k", command)
+        """Give the window to a command; what it showed stays until the server ends."""
+        self._tmux("respawn-pane", "-k", f"{command}; sleep 600")
 
     def wait_for(self, text: str, *, timeout_s: float = 120.0) -> None:
         until = time.monotonic() + timeout_s

@@ -20,7 +20,7 @@ _HEAD = (
     "", "load s", "first use s", "together s", "rate", "of the floor", "peak memory", "held back by"
 )  # fmt: skip
 # Where there is no room: what the lines below the table say anyway goes first.
-_LEFT_OUT = {at: _HEAD[at] for at in (7, 2, 1, 4, 5)}
+_LEFT_OUT = {at: _HEAD[at] for at in (7, 2, 1, 4, 5, 6)}
 
 
 @click.command(
@@ -59,7 +59,7 @@ def _as_text(found: dict[str, Any]) -> list[str]:
     rows: list[tuple[str, ...]] = [_HEAD]
     rows += [_row(f"floor: {name}", row) for name, row in found["floor"].items()]
     rows += [_row(name, row) for name, row in found["modes"].items()]
-    first, *others = columns(rows, right=frozenset(range(1, 7)), drop=_LEFT_OUT)
+    first, *others = columns(rows, right=frozenset(range(1, 7)), least={0: 10}, drop=_LEFT_OUT)
     lines = [heading(printable(found["path"])), _setting(found), "", heading(first), *others, ""]
     for name, row in found["modes"].items():
         if row["ok"]:
