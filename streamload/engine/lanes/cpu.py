@@ -16,7 +16,7 @@ from streamload.engine.casts import can_overflow, count_overflows, may_overflow,
 from streamload.engine.chunks import Chunk, Part
 from streamload.engine.jobs import Job
 from streamload.engine.lanes.base import Destination
-from streamload.engine.lanes.turning import columns_to_turn, parts_of, tile_bytes, tiles, turned
+from streamload.engine.lanes.turning import columns_to_turn, parts_of, tiles, turned
 from streamload.planning.records import PlannedTensor
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
@@ -199,7 +199,7 @@ class CpuWorker:
             first = chunk.start + start * columns
             read(first, first + raw.numel(), memory_at(raw, 0, raw.numel()))
             held = raw.view(stop - start, columns)
-            for low, high in tiles(stop - start, columns, tile_bytes(columns, self._chunk_bytes)):
+            for low, high in tiles(stop - start, columns, self._chunk_bytes, at_once=True):
                 tile = turned(held[low:high]).view(-1)
                 for part in parts_of(chunk.parts, columns, start + low, start + high):
                     to = destinations[part.target]
