@@ -66,14 +66,6 @@ def tiles(
         yield start, min(start + step, rows)
 
 
-def turned(rows: torch.Tensor) -> torch.Tensor:
-    """float32 [n, columns], contiguous, as a new tensor [columns, n]; every bit is kept."""
-    count, columns = rows.shape
-    size = rows.numel()
-    pixel = rows.as_strided((1, size, 1, 1), (size, 1, size, size))
-    return torch.channel_shuffle(pixel, count).view(columns, count)
-
-
 def parts_of(parts: Sequence[Part], columns: int, start: int, stop: int) -> Iterator[Part]:
     """What parts of a chunk take of its rows [start, stop), as parts of these rows turned."""
     count = stop - start
