@@ -16,7 +16,7 @@ from streamload.engine.casts import can_overflow, count_overflows, may_overflow,
 from streamload.engine.chunks import Chunk, Part
 from streamload.engine.jobs import Job
 from streamload.engine.lanes.base import Destination
-from streamload.engine.lanes.turning import columns_to_turn, parts_of, tile_bytes, tiles, turned
+from streamload.engine.lanes.turning import columns_to_turn, parts_of, tiles
 from streamload.planning.records import PlannedTensor
 from streamload.sources.base import Source
 from streamload.sources.blocks import torch_dtype
@@ -105,6 +105,10 @@ class CpuWorker:
         if read.held is not None and not (chunk.staged and _casts(chunk, stored, destinations)):
             for part in chunk.parts:
                 _copy_part(read.held[chunk.start : chunk.stop], part, destinations[part.target])
+        elif chunk.staged and (
+            columns := 0 if read.at_once else columns_to_turn(chunk, stored, self._chunk_bytes)
+        ):
+            self._carry_turned(chunk, columns, read, destinations)
         elif chunk.staged:
             self._carry_panel(chunk, stored, read, destinations)
         elif chunk.direct and destinations[chunk.parts[0].target].tensor.dtype == stored:
@@ -169,10 +173,6 @@ class CpuWorker:
         Writing a transposed destination block by block touches each of its pages and cache lines
         many times; from staging torch's blocked transposition writes them once.
         """
-        columns = 0 if read.at_once else columns_to_turn(chunk, stored, self._chunk_bytes)
-        if columns:
-            self._carry_turned(chunk, columns, read, destinations)
-            return
         first = destinations[chunk.parts[0].target]
         dtypes = {destinations[part.target].tensor.dtype for part in chunk.parts}
         dtype = first.tensor.dtype if len(dtypes) == 1 else stored
@@ -199,9 +199,10 @@ class CpuWorker:
             raw = self._raw.elements((stop - start) * columns, torch.float32)
             first = chunk.start + start * columns
             read(first, first + raw.numel(), memory_at(raw, 0, raw.numel()))
-            held = raw.view(stop - start, columns)
-            for low, high in tiles(stop - start, columns, tile_bytes(columns, self._chunk_bytes)):
-                tile = turned(held[low:high]).view(-1)
+            for low, high in tiles(stop - start, columns, self._chunk_bytes, at_once=True):
+                size = (high - low) * columns
+                pixel = (1, size, 1, 1), (size, 1, size, size), low * columns
+                tile = torch.channel_shuffle(raw.as_strided(*pixel), high - low).view(-1)
                 for part in parts_of(chunk.parts, columns, start + low, start + high):
                     to = destinations[part.target]
                     _copy_part(tile, part, to, counts=may_overflow(tile, to.tensor.dtype))

@@ -41,36 +41,29 @@ def columns_to_turn(chunk: Chunk, stored: torch.dtype, chunk_bytes: int) -> int:
         return 0
     if columns * _FEWEST_ROWS * stored.itemsize > chunk_bytes:
         return 0
-    return columns if all(_is_turned(part, columns) for part in chunk.parts) else 0
+    for part in chunk.parts:
+        inner = zip(part.shape[1:], part.source_strides[1:], strict=True)
+        last = part.source_offset % columns + sum([(size - 1) * stride for size, stride in inner])
+        # The first dimension goes down the rows, and all others stay inside of one.
+        if part.source_strides[0] != columns or part.target_strides[0] != 1 or last >= columns:
+            return 0
+    return columns
 
 
-def _is_turned(part: Part, columns: int) -> bool:
-    """True if the part's first dimension goes down the rows, and all others stay inside of one."""
-    inner = zip(part.shape[1:], part.source_strides[1:], strict=True)
-    last = part.source_offset % columns + sum((size - 1) * stride for size, stride in inner)
-    return part.source_strides[0] == columns and part.target_strides[0] == 1 and last < columns
+def tiles(
+    rows: int, columns: int, chunk_bytes: int, *, at_once: bool = False
+) -> Iterator[tuple[int, int]]:
+    """``rows`` as runs [start, stop) of at most ``chunk_bytes``, if at all in multiples of 32.
 
-
-def tiles(rows: int, columns: int, most_bytes: int) -> Iterator[tuple[int, int]]:
-    """``rows`` as runs [start, stop) of at most ``most_bytes``, if at all in multiples of 32."""
-    most = most_bytes // (columns * torch.float32.itemsize)
+    With ``at_once`` as many as a cache holds, but not too few.
+    """
+    row_bytes = columns * torch.float32.itemsize
+    if at_once:
+        chunk_bytes = min(max(_TILE_BYTES, _ROWS * row_bytes), chunk_bytes)
+    most = chunk_bytes // row_bytes
     step = max(most // _ROWS * _ROWS, min(most, _ROWS), 1)
     for start in range(0, rows, step):
         yield start, min(start + step, rows)
-
-
-def tile_bytes(columns: int, chunk_bytes: int) -> int:
-    """How large a tile of rows of that length is: as many as a cache holds, but not too few."""
-    fewest = _ROWS * columns * torch.float32.itemsize
-    return min(max(_TILE_BYTES, fewest), chunk_bytes)
-
-
-def turned(rows: torch.Tensor) -> torch.Tensor:
-    """float32 [n, columns], contiguous, as a new tensor [columns, n]; every bit is kept."""
-    count, columns = rows.shape
-    size = rows.numel()
-    pixel = rows.as_strided((1, size, 1, 1), (size, 1, size, size))
-    return torch.channel_shuffle(pixel, count).view(columns, count)
 
 
 def parts_of(parts: Sequence[Part], columns: int, start: int, stop: int) -> Iterator[Part]:
