@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import Any, SupportsIndex, TypeAlias
+from typing import SupportsIndex, TypeAlias
 
 import torch
 from torch import Tensor, nn
