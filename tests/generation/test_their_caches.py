@@ -16,8 +16,14 @@ from tests.hf.their_dozen import DOZEN
 _TINY: dict[str, Any] = {"vocab_size": 67, "hidden_size": 32, "num_hidden_layers": 2}
 CACHED: dict[str, Callable[[], nn.Module]] = {
     **{name: DOZEN[name] for name in ("gpt2", "llama", "qwen3_moe", "gemma2")},
+    "bamba": lambda: hf.BambaForCausalLM(  # counts positions from 0 in each call
+        hf.BambaConfig(
+            **_TINY, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+            mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, attn_layer_indices=[1],
+        )
+    ),
     "mamba": lambda: hf.MambaForCausalLM(hf.MambaConfig(**_TINY, state_size=8)),
-}
+}  # fmt: skip
 # Their state is none of these caches.
 OTHERS: dict[str, Callable[[], nn.Module]] = {
     "rwkv": lambda: hf.RwkvForCausalLM(hf.RwkvConfig(**_TINY, context_length=64)),
