@@ -44,6 +44,6 @@ def quickly_made(cls: type[_T]) -> type[_T]:
         return type(self), tuple([getattr(self, name) for name in names])
 
     cls.__new__ = made  # type: ignore[method-assign]
-    cls.__reduce__ = reduced  # type: ignore[method-assign,assignment]
+    cls.__reduce__ = reduced  # type: ignore[method-assign]
     del cls.__init__
     return cls

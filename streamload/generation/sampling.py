@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import SupportsIndex, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -110,7 +110,7 @@ def _steps(
 # The mode is entered for one step, never across a yield: there it would reach into the caller.
 @torch.inference_mode()
 def _next_token(read: Reader, text: Tensor, pick: Pick) -> Tensor:
-    out = read(text)
+    out: Any = read(text)
     logits: Tensor = getattr(out, "logits", out)
     return pick(logits[0, -1]).to(text.device)
 
