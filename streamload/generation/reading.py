@@ -15,6 +15,8 @@ Reader: TypeAlias = Callable[[Tensor], Any]
 # transformers' names: of the cache that goes in and comes out, today's and that of releases
 # before 5.24 (and of models written for them); and of whether one is wanted.
 _CACHES, _WANTED = ("cache", "past_key_values"), "use_cache"
+# Some classes count positions from 0 in each call, unless told.
+_POSITIONS = "position_ids"
 
 
 def reader_of(model: nn.Module, length: int) -> Reader:
@@ -34,27 +36,26 @@ class _Growing:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        parameters = inspect.signature(model.forward).parameters
+        is_two = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+        takes = _WANTED in parameters and not is_two
         self._model = model
-        self._name = _name_of_cache(model)
+        self._name = next((n for n in _CACHES if n in parameters and takes), "")
+        self._takes_positions = _POSITIONS in parameters
         self._cache: Any = None
         self._text: Tensor | None = None
 
     def __call__(self, new: Tensor) -> Any:
-        wanted: dict[str, Any] = {_WANTED: True} if self._name else {}
+        before = 0 if self._text is None else self._text.shape[1]
+        self._text = new if self._text is None else torch.cat((self._text, new), dim=1)
+        more: dict[str, Any] = {_WANTED: True} if self._name else {}
         if self._cache is not None:
-            out = self._model(new, **{self._name: self._cache}, **wanted)
-        else:
-            self._text = new if self._text is None else torch.cat((self._text, new), dim=1)
-            out = self._model(self._text, **wanted)
+            more[self._name] = self._cache
+            if self._takes_positions:
+                positions = torch.arange(before, self._text.shape[1], device=new.device)
+                more[_POSITIONS] = positions[None]
+        out = self._model(self._text if self._cache is None else new, **more)
         self._cache = getattr(out, self._name, None) if self._name else None
         if self._cache is None:
             self._name = ""
         return out
-
-
-def _name_of_cache(model: nn.Module) -> str:
-    """What a decoder's forward calls the cache it takes; ``""`` where it takes none."""
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return ""
-    parameters = inspect.signature(model.forward).parameters
-    return next((n for n in _CACHES if n in parameters and _WANTED in parameters), "")

@@ -115,6 +115,15 @@ class Names:
         made = own.convert(name, model=self.model, config=self.model.config)
         return {n: v[0] if isinstance(v, list) else v for n, v in made.items()}
 
+    def is_beside(self, name: str) -> bool:
+        """True for what stands beside a base model in a file, as the head of a class around it."""
+        from transformers import MODEL_MAPPING
+
+        classes = MODEL_MAPPING.get(type(self.model.config), ())
+        is_base = type(self.model) in (classes if isinstance(classes, tuple | list) else [classes])
+        first = name.partition(".")[0]
+        return is_base and first != self.model.base_model_prefix and not hasattr(self.model, first)
+
     def keep_used(self) -> None:
         """Have the model know which conversions brought it here, so that it saves itself back."""
         self.model._weight_conversions = [c for c in self.conversions if c.was_used()]

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from streamload.core.specs import Catalog, TensorSpec
+from streamload.core.wording import listed
 from streamload.hf.conversions import (
     Computed,
     Conversion,
@@ -29,10 +30,20 @@ class TheirBinding:
     Attributes:
         binding: of the stored names.
         computed: tensors beside the stored ones that it binds, too: conversions that compute.
+        beside: stored names that are ignored as they are of a class around this base model.
     """
 
     binding: Binding
     computed: Mapping[str, Computed] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What a user should know of it."""
+        if not self.beside:
+            return ()
+        names = listed(map(repr, self.beside))
+        return (f"not of the base model that is built, left out ({len(self.beside)}): {names}",)
 
     def source(self, source: Source) -> Source:
         """The source, and beside its own tensors those that are computed."""
@@ -86,6 +97,10 @@ def bind_theirs(names: Names, stored: Mapping[str, TensorSpec]) -> TheirBinding:
         for name, target in homeless.items()
         if target in quiet or KNOWN_BUFFERS.find(name, len(stored[name].shape))
     }
+    # ``from_pretrained`` passes over whatever has no place; here that refuses, but for a head.
+    around = homeless.items() if assignments else ()
+    beside = tuple(n for n, t in around if n not in ignored and names.is_beside(t))
+    ignored.update(beside)
     assignments.sort(key=lambda a: min(order[name] for name in a.sources))
     binding = Binding(
         tuple(assignments),
@@ -93,7 +108,7 @@ def bind_theirs(names: Names, stored: Mapping[str, TensorSpec]) -> TheirBinding:
         tuple(name for name in homeless if name not in ignored),
         tuple(problems),
     )
-    return TheirBinding(binding, computed)
+    return TheirBinding(binding, computed, beside)
 
 
 def bind_part(

@@ -123,7 +123,7 @@ def resolve(
             found = bind_by_library(source, module, theirs, settings.prefix, config, binding)
         if found is not None:
             mapper, binding, source = None, found.binding, found.source(source)
-            transient_bytes = found.transient_bytes
+            transient_bytes, notices = found.transient_bytes, (*notices, *found.notices)
     else:
         mapper, binding = mapping, bind(mapping, under_prefix(source.catalog, settings.prefix))
     if config is None:

@@ -109,11 +109,26 @@ def test_a_class_is_taken(folders: dict[str, Path], cls: Any) -> None:
 
 
 def test_a_base_model_without_its_head(folders: dict[str, Path]) -> None:
-    with pytest.raises(PlanError, match="unexpected"):
-        load_transformers(folders["llama"], cls=hf.AutoModel)
-    loaded = load_transformers(folders["llama"], cls=hf.AutoModel, strict=False)
-    assert loaded.report.unexpected == ("lm_head.weight",)
+    loaded = load_transformers(folders["llama"], cls=hf.AutoModel)
+    assert loaded.report.ignored == ("lm_head.weight",)
+    assert any("not of the base model" in n and "lm_head" in n for n in loaded.report.notices)
     assert not differences(hf.AutoModel.from_pretrained(folders["llama"]), loaded.model)
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.more.weight", "layers.0.more.weight"])
+def test_what_a_base_model_should_have_a_place_for_is_refused(
+    folders: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    tensors = load_file(folders["llama"] / "model.safetensors")
+    shutil.copytree(folders["llama"], tmp_path / "more")
+    save_file({**tensors, name: torch.ones(3)}, tmp_path / "more" / "model.safetensors")
+    with pytest.raises(PlanError, match=r"unexpected \(1\).*more"):
+        load_transformers(tmp_path / "more", cls=hf.AutoModel)
+
+
+def test_a_class_with_a_head_does_not_pass_over_another_one(folders: dict[str, Path]) -> None:
+    with pytest.raises(PlanError, match=r"unexpected \(1\): 'lm_head"):
+        load_transformers(folders["llama"], cls=hf.LlamaForTokenClassification)
 
 
 def test_a_missing_head_is_initialised_as_the_library_does(folders: dict[str, Path]) -> None:

@@ -227,3 +227,22 @@ class TestCommands:
 
     def test_a_timeout_that_is_none(self, url):
         assert run("load", url, "--timeout-s", "0").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        streamload.load,
+        streamload.load_state_dict,
+        lambda url: streamload.load_state_dict(url, mapping=lambda name: name),
+    ],
+    ids=["load", "load_state_dict", "by a function"],
+)
+def test_the_configuration_is_asked_for_once(url, site, call, monkeypatch):  # noqa: F811
+    from streamload.sources.config import beside
+
+    asked = []
+    real = beside.read_object
+    monkeypatch.setattr(beside, "read_object", lambda path: asked.append(path) or real(path))
+    call(url)
+    assert [path for path in asked if path.endswith("/config.json")] == [f"{url}/config.json"]
