@@ -21,7 +21,7 @@ from bench.device.rows import Check, Row, Sizes, passed
 from streamload.engine import on_layer as handing_out
 from streamload.engine.lanes import choice
 from streamload.loading import iterating
-from tests.engine.fake_device import FakeOps
+from tests.engine.devices.fake_device import FakeOps
 
 DEVICE = "cuda:0"
 PLENTY_BYTES = 1 << 40

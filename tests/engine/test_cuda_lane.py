@@ -26,8 +26,8 @@ from streamload.module.targets import targets_of
 from streamload.planning.build import build_plan
 from streamload.planning.records import Plan, PlannedTensor
 from streamload.sources.in_memory import MemorySource
-from tests.engine.fake_device import FakeOps
-from tests.engine.rounds import DEVICE, RULES, expected_tensors, load, stored_tensors
+from tests.engine.devices.fake_device import FakeOps
+from tests.engine.devices.rounds import DEVICE, RULES, expected_tensors, load, stored_tensors
 
 HAS_CUDA = torch.cuda.is_available()
 needs_cuda = pytest.mark.skipif(not HAS_CUDA, reason="torch sees no CUDA device here")

@@ -25,7 +25,7 @@ from streamload.planning.build import build_plan
 from streamload.sources.blocks import bytes_of
 from streamload.sources.wrapping.reader import Reader, values_of
 from streamload.sources.wrapping.wrapping_source import WrappingSource
-from tests.engine.fake_device import FakeOps
+from tests.engine.devices.fake_device import FakeOps
 from tests.support.tiny import values
 
 ROWS, COLUMNS, BLOCK = 50, 21, (8, 5)

@@ -11,7 +11,7 @@ from torch import nn
 
 import streamload
 from streamload.engine.groups import AHEAD
-from tests.engine.fake_device import FakeOps
+from tests.engine.devices.fake_device import FakeOps
 
 BLOCKS = 12
 

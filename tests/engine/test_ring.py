@@ -25,8 +25,8 @@ from streamload.engine.lanes.ring import Move, Ring
 from streamload.planning.build import build_plan
 from streamload.sources.in_memory import MemorySource
 from tests.engine import null_device
-from tests.engine.fake_device import FakeOps
-from tests.engine.rounds import DEVICE, RULES, OneFile, load, stored_tensors
+from tests.engine.devices.fake_device import FakeOps
+from tests.engine.devices.rounds import DEVICE, RULES, OneFile, load, stored_tensors
 
 
 def on_device(source, ops, *, slots=3, slot_bytes=1 << 14, rules=None, **options):

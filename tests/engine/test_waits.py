@@ -12,7 +12,7 @@ import types
 import pytest
 
 from streamload.engine.lanes import device
-from tests.engine.rounds import check_round
+from tests.engine.devices.rounds import check_round
 
 ROUNDS = int(os.environ.get("LANE_ROUNDS", "0"))
 SOURCE = inspect.getsource(device)

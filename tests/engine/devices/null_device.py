@@ -1,7 +1,7 @@
 """A device that does nothing: what is left is the lane's own work, and the host's memory.
 
-    python -m tests.engine.null_device overhead TENSORS WORKERS   # of 4 KiB each
-    python -m tests.engine.null_device memory GIB WORKERS         # peak, read from outside
+    python -m tests.engine.devices.null_device overhead TENSORS WORKERS   # of 4 KiB each
+    python -m tests.engine.devices.null_device memory GIB WORKERS         # peak, read from outside
 
 ``overhead`` prints microseconds for each tensor, wall clock and this process's CPU, the planning
 left out. ``memory`` loads a file of holes, and prints how much more the process held at its peak
@@ -123,7 +123,7 @@ def overhead(path, count, workers):
 def peak_bytes(path, workers, **options):
     """Anonymous memory of a process at its peak over what it held before it began the load."""
     child = (
-        "import sys; from tests.engine.null_device import load\n"
+        "import sys; from tests.engine.devices.null_device import load\n"
         "def begin(): print('ready', flush=True); sys.stdin.readline()\n"
         f"load({path!r}, {workers}, begin, **{options!r})\n"
     )

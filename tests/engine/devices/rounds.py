@@ -22,7 +22,7 @@ from streamload.mapping.transforms import Transpose
 from streamload.planning.build import build_plan
 from streamload.sources.base import Source
 from streamload.sources.blocks import bytes_of
-from tests.engine.fake_device import FakeOps
+from tests.engine.devices.fake_device import FakeOps
 
 DEVICE = "fake:0"
 RULES = NameMap(
