@@ -72,6 +72,6 @@ def test_the_last_load_is_as_the_first(tmp_path, fresh, mode):
     before = threading.active_count(), descriptors()
     objects, calls = held(), python_calls(load)
     loads(LOADS - WARM)
-    assert held() - objects < 20
+    assert held() - objects < LOADS - WARM  # not even one for each load
     assert (threading.active_count(), descriptors()) == before
     assert python_calls(load) == pytest.approx(calls, rel=0.02)
