@@ -24,7 +24,7 @@ from streamload.engine.lanes.moves import scatter, scatter_all
 from streamload.engine.lanes.ring import Move, Ring
 from streamload.planning.build import build_plan
 from streamload.sources.in_memory import MemorySource
-from tests.engine import null_device
+from tests.engine.devices import null_device
 from tests.engine.devices.fake_device import FakeOps
 from tests.engine.devices.rounds import DEVICE, RULES, OneFile, load, stored_tensors
 
