@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import glob
 import importlib
-import logging
 import os
 import time
 import urllib.parse
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,6 +18,7 @@ from streamload.downloading.fetching import Fetched, Progress, fetch
 from streamload.downloading.picking import pick_files
 from streamload.sources.hub import HUB_NAME
 from streamload.sources.index import read_index
+from streamload.system.quiet_logs import quiet_logs
 
 _NEOX = "neox-20b"
 _NEOX_LAYERS = 44
@@ -113,7 +112,8 @@ def download(
     elif match := HUB_NAME.fullmatch(what):
         if base_url is not None or layers is not None:
             raise ValueError(f"base_url and layers are for {_NEOX} only")
-        with _unheard():
+        # Not what it logs of each attempt: the last one's error is told.
+        with quiet_logs("huggingface_hub"):
             report = _from_hub(what, match["repo"], match["revision"], given, progress)
     else:
         shown = without_secrets(what)
@@ -233,15 +233,3 @@ def _quiet_bar(progress: Progress | None = None, what: str = "") -> type[Any]:
             progress(self.done_bytes, int(self.total or 0), what)
 
     return type("Quiet", (bar,), {"__init__": quiet, "update": update})
-
-
-@contextmanager
-def _unheard() -> Iterator[None]:
-    """Without the lines that the hub's library logs of each attempt; the last one's error stays."""
-    logger = logging.getLogger("huggingface_hub")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -7,15 +7,16 @@ what it keeps in float32, and what it does to a model once the weights are in.
 
 from __future__ import annotations
 
-import logging
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+
+from streamload.system.quiet_logs import quiet_logs
 
 TESTED_WITH = "5.24"
 
@@ -229,18 +230,6 @@ def built(model_class: Any, config: Any, dtype: torch.dtype) -> Model:
     return model
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the library's own words on what it initialises: the report has them."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
 def finish(
     model: Model,
     *,
@@ -263,7 +252,7 @@ def finish(
             if isinstance(tensor, nn.Parameter) and tensor.is_floating_point():
                 tensor.requires_grad_(True)
     names = [*lacking, *(name for name, _ in model.named_non_persistent_buffers())]
-    with _quiet():
+    with quiet_logs("transformers"):
         devices = {name: device_of(name) for name in names}
         model._move_missing_keys_from_meta_to_device(lacking, devices or None, None, None)
         # What is missing with all its tied names is now an object of its own under the first.
@@ -277,7 +266,7 @@ def finish(
 def set_generation(model: Model, folder: str) -> None:
     """Have the model generate as the folder's files say, where it can generate."""
     if model.can_generate() and hasattr(model, "adjust_generation_fn"):
-        with _quiet():
+        with quiet_logs("transformers"):
             model.adjust_generation_fn(
                 *(None, False, None, folder),
                 cache_dir=None,

@@ -29,6 +29,7 @@ from streamload.engine.threads import use_one_torch_thread
 from streamload.module.int8_tensor import int8_tensor
 from streamload.planning.records import Plan, PlannedTensor
 from streamload.system.pages import empty_pages
+from streamload.system.quiet_logs import quiet_logs
 
 # What torchao takes and gives back as the weight's own dtype.
 _DTYPES = ("F32", "F16", "BF16")
@@ -183,19 +184,12 @@ def _quiet() -> Iterator[None]:
     if "torchao.quantization" in sys.modules:
         yield
         return
-    loggers = [logging.getLogger(name) for name in _NOISY]
-    levels = [logger.level for logger in loggers]
     silence = io.StringIO()
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stdout(silence),
-            contextlib.redirect_stderr(silence),
-        ):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    with (
+        quiet_logs(*_NOISY, below=logging.CRITICAL),
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(silence),
+        contextlib.redirect_stderr(silence),
+    ):
+        warnings.simplefilter("ignore")
+        yield
