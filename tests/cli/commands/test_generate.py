@@ -187,6 +187,8 @@ def test_a_chat_that_cannot_be_is_told_before_the_load(run, tiny, chatty):
         ("--prompt", "x", "--system", "y"),
         ("--prompt", "x", "--temperature", "nan"),
         ("--prompt", "x", "--temperature", "-1"),
+        ("--prompt", "x", "--top-p", "0.9"),
+        ("--prompt", "x", "--top-k", "5", "--seed", "1"),
         ("--prompt", "x", "--top-p", "inf"),
         ("--prompt", "x", "--top-p", "0"),
         ("--prompt", "x", "--timeout-s", "nan"),
