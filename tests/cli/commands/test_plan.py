@@ -126,6 +126,16 @@ def test_what_would_fit_is_told_in_options(tiny):
     assert not any("map" in way for way in ways(mode="map"))
 
 
+def test_a_copy_is_offered_where_transposed_weights_are_not_mapped(run, tmp_path):
+    synthesize("gpt2-tiny", tmp_path, dtype="bfloat16")
+    plan = plan_checkpoint(tmp_path)
+    needed = plan.memory.needed_bytes
+    assert needed > 0
+    memory = MemoryReport(needed_bytes=needed, available_bytes=needed // 2)
+    copied, _ = (as_options(way) for way in ways_out(_with_memory(plan, memory)))
+    assert copied.endswith("streamload convert SRC DST --names local")
+
+
 def test_slow_notes(monkeypatch):
     monkeypatch.setattr("streamload.cli.render.advice._cpu_computes_bfloat16", lambda: False)
     monkeypatch.setattr("streamload.cli.render.advice.filesystem_of", lambda _: "nfs4")
