@@ -95,4 +95,4 @@ class LazyGroup(click.Group):
 @quiet_option
 @traceback_option
 def main() -> None:
-    """Stream large checkpoints into PyTorch models with little memory and no waiting."""
+    """Bring large checkpoints into PyTorch models with little more memory than these take."""

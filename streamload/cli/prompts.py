@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamload.core.errors import CheckpointNotFoundError
+from streamload.core.errors import CheckpointNotFoundError, StreamloadError
 from streamload.core.options import Reach
 from streamload.sources.files import OpenFile
 from streamload.sources.small_files import loads_strictly, read_object
@@ -131,6 +131,19 @@ def _beside(path: str, reach: Reach) -> Iterator[_Beside | _Inside]:
             yield _Beside(folder)
         except CheckpointNotFoundError:
             if not holds_others:
+                _be_there(path, reach)
                 raise
             text = "no tokenizer in its metadata, nor beside it: give token ids (--tokens 1,2,3)"
             raise CheckpointNotFoundError(text, path=path) from None
+
+
+def _be_there(path: str, reach: Reach) -> None:
+    """Raise CheckpointNotFoundError if there are no weights either, as on a wrong path."""
+    from streamload.sources.detect import open_layers
+
+    try:
+        open_layers(path, None, reach=reach).close()
+    except CheckpointNotFoundError:
+        raise
+    except StreamloadError:
+        return  # damaged, but there: what was missing is told first

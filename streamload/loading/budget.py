@@ -89,7 +89,7 @@ def ways_out(plan: Plan) -> list[str]:
     ways = []
     if wide and narrow <= memory.available_bytes:
         ways.append(f"dtype='bfloat16' (about {format_bytes(narrow)})")
-    if plan.options.mode != "map" and plan.options.device == "cpu":
+    if plan.options.device == "cpu":
         ways += _by_mapping(plan)
     if memory.available_bytes and any(t.layer is not None for t in plan.tensors):
         share = memory.available_bytes / memory.needed_bytes
@@ -106,7 +106,11 @@ def _by_mapping(plan: Plan) -> list[str]:
         if t.is_new and t.mapped is None and t.stored_dtype == t.dtype and len(t.sources) == 1
     )
     left = memory.needed_bytes - as_stored
-    if as_stored and left <= memory.available_bytes:
+    by_a_view = bool(as_stored) and left <= memory.available_bytes
+    is_mapped = plan.options.mode == "map"
+    if is_mapped and (not by_a_view or plan.options.adapter):
+        return []
+    if by_a_view and not is_mapped:
         return [f"mode='map' (about {format_bytes(left)}: what is not cast is a view of the file)"]
     dtype = plan.options.dtype
     cast = f" --dtype {dtype.torch_name}" if dtype is not None else ""

@@ -30,6 +30,7 @@ _MAGIC = (
 _PAGE = re.compile(rb"\s*(<!doctype|<html|<\?xml)", re.IGNORECASE)
 # A protobuf message: the version of its representation, then the producer or an operator set.
 _ONNX = re.compile(rb"\x08[\x01-\x1f](\x12[\x01-\x40][\w.+ -]|:)")
+_JSON = re.compile(rb'\{\s*("[^"\x00-\x1f]+"\s*:|\})')
 _PATH = re.compile(rb"(\.{1,2}/|/|~/|[A-Za-z]:\\)[\x20-\x7e]{1,500}\s*")
 
 _OF_ONE_RANK = re.compile(r"__\d+\.metadata")
@@ -49,6 +50,9 @@ def describe_start(start: bytes) -> str | None:
         )
     if start[8:9] == b"{":  # a safetensors header: its length may begin with any bytes
         return None
+    # As a length of a header, these bytes are more than one may have.
+    if _JSON.match(start):
+        return "is a JSON file, which may lie beside a checkpoint's weights: pass their folder"
     for offset, magic, meaning in _MAGIC:
         if start[offset:].startswith(magic):
             return meaning

@@ -39,6 +39,8 @@ KINDS = {
     "gzip": (b"\x1f\x8b\x08\0" + bytes(200), "gzip"),
     "a path": (b"../../blobs/" + b"ab" * 32, "link that was copied"),
     "git-lfs": (b"version https://git-lfs.github.com/spec/v1\n", "git-lfs"),
+    "config.json": (b'{\n  "model_type": "gpt2",\n  "n_layer": 2\n}\n', "JSON file"),
+    "config.json on one line": (b'{"model_type": "gpt2", "n_layer": 2}', "JSON file"),
     "a page": (b"<!DOCTYPE html>", "web page"),
 }
 

@@ -44,7 +44,8 @@ def command(source: str, destination: str, as_json: bool, **options: Any) -> Non
     """Rewrite the checkpoint SRC as safetensors at DST, in bounded memory.
 
     DST is one file if it ends in .safetensors, else a folder that also gets config.json and the
-    tokenizer. Old files there stay until the new ones are complete.
+    tokenizer. Old files there stay until the new ones are complete, and are then gone: also SRC,
+    if DST is the same.
     """
     import streamload
 

@@ -42,12 +42,14 @@ _DRAWING = ("temperature", "top_k", "top_p")
     help="0 takes the most likely token, above 0 draws. [default: 0.0]",
 )
 @click.option(
-    "--top-k", type=click.IntRange(min=1), help="Draw from the k most likely tokens only."
+    "--top-k",
+    type=click.IntRange(min=1),
+    help="With --temperature: draw from the k most likely tokens only.",
 )
 @click.option(
     "--top-p",
     type=number(above=0.0, most=1.0),
-    help="Draw from the most likely tokens whose chances add up to this.",
+    help="With --temperature: draw from the most likely tokens whose chances add up to this.",
 )
 @click.option(
     "--sampling-defaults",
@@ -100,6 +102,11 @@ def command(
         raise click.UsageError("--system needs --chat")
     if not all(stop):
         raise click.UsageError("--stop needs at least one character")
+    if options["temperature"] is None and not options["sampling_defaults"]:
+        for name in ("top_k", "top_p"):
+            if options[name] is not None:  # without a temperature nothing is drawn
+                spelt = name.replace("_", "-")
+                raise click.UsageError(f"--{spelt} needs --temperature, like --temperature 1")
     asked = Prompt(prompt, tuple(tokens or ()), chat, system)
     reach = Reach(options["timeout_s"], options["download"])
     sampling = given({name: options.pop(name) for name in _SAMPLING})

@@ -15,11 +15,11 @@ from streamload.cli.render.progress import progress_bar
 from streamload.cli.render.ranks import rank_lines, refuse_half
 from streamload.cli.render.tables import heading, say_result
 from streamload.cli.shared_options import common_options, given, load_options, shard_option
-from streamload.core.report import LoadReport
-from streamload.core.wording import format_bytes, printable, section, without_secrets
+from streamload.core.wording import format_bytes, plural, printable, section, without_secrets
 
 if TYPE_CHECKING:
     from streamload.loading.sharding import RankPlan
+    from streamload.planning.records import Plan
 
 
 @click.command("plan", epilog="Example: streamload plan ./gpt2-xl --dtype bfloat16")
@@ -56,7 +56,7 @@ def command(
     say_result(
         as_json,
         lambda: {**report.to_dict(), "ok": report.ok and fits, "ranks": list(map(asdict, each))},
-        lambda: as_options("\n".join([*_as_text(path, report, ways), *rank_lines(each)])),
+        lambda: as_options("\n".join([*_as_text(path, plan, ways), *rank_lines(each)])),
     )
     if not report.ok:
         raise SystemExit(1)
@@ -64,18 +64,26 @@ def command(
         raise SystemExit(3)
 
 
-def _as_text(path: str, report: LoadReport, ways: list[str]) -> list[str]:
-    memory = report.memory
+def _as_text(path: str, plan: Plan, ways: list[str]) -> list[str]:
+    report, memory = plan.report, plan.memory
     limit = {"cgroup": "cgroup limit", "device": "on the device"}.get(memory.limit, memory.limit)
     lines = [heading(printable(without_secrets(path))), report.summary()]
-    lines.append(
+    room = (
         f"needs {format_bytes(memory.needed_bytes)}, "
         f"{format_bytes(memory.available_bytes)} available ({limit})"
     )
+    mapped_bytes = sum(tensor.nbytes for tensor in plan.tensors if tensor.mapped is not None)
+    # Without this, a model of gigabytes that needs 0 B looks like a mistake.
+    mapped = f"; {format_bytes(mapped_bytes)} are mapped from the file" if mapped_bytes else ""
+    lines.append(f"{room}{mapped}")
     lines += [*ways, "", *ledger_lines(report.loaded), ""]
     lines += section("problems", [printable(problem) for problem in report.problems])
     lines += report.finding_lines()
     lines += [f"slow: {note}" for note in slow_notes(path, report)]
-    outcome = "go ahead" if report.ok and not ways else "be refused"
-    lines.append(f"this load would {outcome}")
+    if report.ok and not ways:
+        lines.append("this load would go ahead")
+    else:  # what is wrong stands above a table that may be longer than the terminal
+        why = [room] * bool(ways)
+        why += [plural(len(report.problems), "problem")] * (not report.ok)
+        lines.append(f"this load would be refused: {'; '.join(why)}")
     return lines

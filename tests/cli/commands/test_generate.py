@@ -1,6 +1,7 @@
 """``streamload generate``: tokens and text as they come."""
 
 import json
+import os
 import re
 import shutil
 import time
@@ -85,6 +86,18 @@ def test_no_tokenizer_is_told_before_the_load(run, tiny, tmp_path):
     result = run("generate", tmp_path, "--prompt", "x")
     assert result.exit_code == 1
     assert "no tokenizer" in result.stderr
+
+
+def test_a_wrong_path_is_told_as_one(run, tiny, tmp_path):
+    result = run("generate", tmp_path / "nosuch", "--prompt", "x")
+    assert result.exit_code == 1
+    assert "nosuch: no such file or folder" in result.stderr
+    (tmp_path / "notes.txt").write_text("x")
+    result = run("generate", tmp_path, "--prompt", "x")
+    assert "no checkpoint in this folder" in result.stderr
+    (tmp_path / "notes.txt").unlink()
+    shutil.copy(os.path.join(tiny, "model.safetensors"), tmp_path)
+    assert "no tokenizer in this folder" in run("generate", tmp_path, "--prompt", "x").stderr
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "tekken.json"])
@@ -187,6 +200,8 @@ def test_a_chat_that_cannot_be_is_told_before_the_load(run, tiny, chatty):
         ("--prompt", "x", "--system", "y"),
         ("--prompt", "x", "--temperature", "nan"),
         ("--prompt", "x", "--temperature", "-1"),
+        ("--prompt", "x", "--top-p", "0.9"),
+        ("--prompt", "x", "--top-k", "5", "--seed", "1"),
         ("--prompt", "x", "--top-p", "inf"),
         ("--prompt", "x", "--top-p", "0"),
         ("--prompt", "x", "--timeout-s", "nan"),

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+import streamload
 from streamload.cli.failures import as_options
 from streamload.cli.render.advice import slow_notes
 from streamload.core.report import LoadedTensor, LoadReport, MemoryReport
+from streamload.core.wording import format_bytes
 from streamload.loading.budget import ways_out
 from streamload.loading.calls import plan_checkpoint
 from streamload.synthesis import synthesize
@@ -42,6 +44,15 @@ def test_a_good_plan(run, tiny):
     assert "this load would go ahead" in result.stdout
 
 
+def test_what_is_mapped_is_told(run, tmp_path):
+    synthesize("llama-tiny", tmp_path)
+    nbytes = sum(tensor.nbytes for tensor in plan_checkpoint(tmp_path).tensors)
+    (room,) = (ln for ln in run("plan", tmp_path).stdout.splitlines() if ln.startswith("needs "))
+    assert room.startswith("needs 0 B, ")
+    assert room.endswith(f"; {format_bytes(nbytes)} are mapped from the file")
+    assert "are mapped" not in run("plan", tmp_path, "--mode", "stream").stdout
+
+
 def test_a_good_plan_as_json(run, tiny):
     report = json.loads(run("plan", tiny, "--json", "--layers", "1", "--dtype", "bfloat16").stdout)
     assert report["ok"] is True
@@ -62,7 +73,8 @@ def test_a_misfit_is_listed_in_full_and_1(run, misfit):
     assert "blocks.2.attn.qkv.weight" in result.stdout
     assert "shape mismatch (1):" in result.stdout
     assert "[320, 64]" in result.stdout
-    assert "would be refused" in result.stdout
+    problems = len(streamload.plan(misfit).problems)
+    assert result.stdout.endswith(f"this load would be refused: {problems} problems\n")
     report = json.loads(run("plan", misfit, "--json").stdout)
     assert report["ok"] is False
     assert len(report["missing"]) == 12
@@ -81,6 +93,8 @@ def test_what_does_not_fit_in_memory_is_3(run, tmp_path, monkeypatch):
     assert result.exit_code == 3
     assert "needs 1024.00 GiB, 1.00 GiB available (cgroup limit)" in result.stdout
     assert "would fit: --mode map" in result.stdout
+    last = "this load would be refused: needs 1024.00 GiB, 1.00 GiB available (cgroup limit)"
+    assert result.stdout.splitlines()[-1] == last
     assert json.loads(run("plan", tmp_path, "--json").stdout)["ok"] is False
     assert run("plan", tmp_path, "--no-check-memory").exit_code == 0
 
@@ -110,6 +124,16 @@ def test_what_would_fit_is_told_in_options(tiny):
     copied = "--mode map of a copy that needs no change: streamload convert SRC DST"
     assert mapped == f"{copied} --dtype bfloat16 --names local"
     assert not any("map" in way for way in ways(mode="map"))
+
+
+def test_a_copy_is_offered_where_transposed_weights_are_not_mapped(run, tmp_path):
+    synthesize("gpt2-tiny", tmp_path, dtype="bfloat16")
+    plan = plan_checkpoint(tmp_path)
+    needed = plan.memory.needed_bytes
+    assert needed > 0
+    memory = MemoryReport(needed_bytes=needed, available_bytes=needed // 2)
+    copied, _ = (as_options(way) for way in ways_out(_with_memory(plan, memory)))
+    assert copied.endswith("streamload convert SRC DST --names local")
 
 
 def test_slow_notes(monkeypatch):
