@@ -57,7 +57,8 @@ _METHOD = (
     "same function for all: a loader that only maps the file does its work in the second part. "
     "Imports are timed apart.",
     "Memory is read from outside, from /proc/PID/status every 5 ms, and the kernel's high-water "
-    "mark fills in what falls in between. All of it is over what the process held before the load.",
+    "mark fills in what falls in between. All of it is over what the process held before the load. "
+    "Memory over time is that of the round whose time is the median (of two, the faster).",
     "GB/s is the bytes of the file that a model needs, by the whole time. The floor is the same "
     "number of threads reading the same bytes in blocks of 4 MiB, without and with a cast into "
     "fresh memory. x floor is a loader's whole time over that of the floor with the cast.",

@@ -272,7 +272,7 @@ class ExportReport(Shown):
 
     def summary(self) -> str:
         return (
-            f"wrote {len(self.written)} tensors, {format_bytes(self.bytes_written)} in "
+            f"wrote {plural(len(self.written), 'tensor')}, {format_bytes(self.bytes_written)} in "
             f"{plural(len(self.files), 'file')}, {self.elapsed_s:.2f} s"
         )
 

@@ -50,8 +50,10 @@ def generate(
 
     Raises:
         ValueError: at the call, before anything is computed: an empty prompt, an id outside the
-            vocabulary, a number out of range, more positions than the model has, or parameters
-            without values (on the meta device).
+            vocabulary, a number out of range, more positions than the model has, parameters
+            without values (on the meta device), or a class of transformers that continues no
+            text, such as one that classifies. In a step: a model that gives anything but logits
+            [1, n, vocabulary], or looks up a token or position that it does not have.
     """
     _check_kinds(model, ids)
     device = _device_of(model)
@@ -77,6 +79,10 @@ def _check_kinds(model: Any, ids: Any) -> None:
         if isinstance(getattr(model, "model", None), nn.Module):
             raise TypeError("the model is .model of what load returned")
         raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    # transformers' word on it: a class that classifies has logits, too, but not of tokens.
+    can_generate = getattr(model, "can_generate", None)
+    if callable(can_generate) and not can_generate():
+        raise ValueError(f"{type(model).__name__} continues no text: it scores no next token")
     if isinstance(ids, str):
         raise TypeError("ids must be token ids, not text: encode it with the model's tokenizer")
     if isinstance(ids, Mapping):
@@ -125,8 +131,16 @@ def _steps(
 # The mode is entered for one step, never across a yield: there it would reach into the caller.
 @torch.inference_mode()
 def _next_token(read: Reader, text: Tensor, pick: Pick) -> Tensor:
-    out: Any = read(text)
-    logits: Tensor = getattr(out, "logits", out)
+    try:
+        out: Any = read(text)
+    except IndexError as error:
+        raise ValueError(
+            f"the model looks up a token or a position that it does not have: {error}"
+        ) from error
+    logits: Any = getattr(out, "logits", out)
+    if not isinstance(logits, Tensor) or logits.dim() != 3:
+        found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(f"the model must give logits [1, n, vocabulary], not {found}")
     return pick(logits[0, -1]).to(text.device)
 
 
@@ -149,13 +163,26 @@ def _prompt(model: nn.Module, ids: Tensor | Sequence[int]) -> Tensor:
         prompt = torch.tensor([numbers], dtype=torch.int64, device="cpu")
     if prompt.shape[1] == 0:
         raise ValueError("the prompt is empty: give at least one token id")
-    size = getattr(getattr(model, "tok_embed", None), "num_embeddings", None)
+    size = _vocabulary(model)
     low, high = int(prompt.min()), int(prompt.max())
     if low < 0 or (size is not None and high >= size):
         wrong = low if low < 0 else high
         within = "" if size is None else f" of {size}"
         raise ValueError(f"token id {wrong} is outside the vocabulary{within}")
     return prompt
+
+
+def _vocabulary(model: nn.Module) -> int | None:
+    """How many tokens the model can look up, where its table of them is known."""
+    table = getattr(model, "tok_embed", None)
+    if table is None:
+        find = getattr(model, "get_input_embeddings", None)  # transformers'
+        try:
+            table = find() if callable(find) else None
+        except NotImplementedError:  # a class that does not say
+            return None
+    size = getattr(table, "num_embeddings", None)
+    return size if isinstance(size, int) else None
 
 
 def _check_numbers(

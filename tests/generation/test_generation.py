@@ -194,3 +194,15 @@ def test_no_new_tokens_is_nothing(model):
 def test_a_model_without_values_is_refused_by_name():
     with pytest.raises(ValueError, match=r"'weight' has no values"):
         generate(nn.Linear(2, 2, device="meta"), [1], max_new_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("out", "found"), [(torch.ones(1, 3), r"\[1, 3\]"), (("a", "b"), "tuple")], ids=str
+)
+def test_what_gives_no_logits_of_tokens_is_refused(out, found):
+    class Wrong(nn.Module):
+        def forward(self, ids):
+            return out
+
+    with pytest.raises(ValueError, match=rf"logits \[1, n, vocabulary\], not {found}"):
+        next(generate(Wrong(), [1], max_new_tokens=2))

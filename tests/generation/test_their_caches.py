@@ -101,3 +101,32 @@ def test_the_older_name_and_a_class_that_gives_none(model: nn.Module, second: in
     lengths = read_lengths(model)
     assert list(generate(model, [7], max_new_tokens=4)) == [7, 4, 8, 6]
     assert lengths[:2] == [1, second]
+
+
+@pytest.mark.parametrize(
+    ("build", "prompt", "message"),
+    [
+        (CACHED["gpt2"], [1, 10**6], "token id 1000000 is outside the vocabulary of [0-9]+"),
+        (lambda: hf.GPT2Model(hf.GPT2Config(**_TINY, num_attention_heads=4)), [1], "no next token"),
+        (
+            lambda: hf.BertForSequenceClassification(
+                hf.BertConfig(**_TINY, num_attention_heads=4, intermediate_size=48)
+            ),
+            [1],
+            "BertForSequenceClassification continues no text",
+        ),
+    ],
+    ids=["token", "base", "classifier"],
+)
+def test_what_cannot_go_on_is_refused_at_the_call(
+    build: Callable[[], nn.Module], prompt: list[int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        generate(build(), prompt, max_new_tokens=2)
+
+
+def test_a_position_that_the_model_lacks_is_an_error_in_a_sentence() -> None:
+    model = hf.GPT2LMHeadModel(hf.GPT2Config(**_TINY, num_attention_heads=4, n_positions=6))
+    steps = generate(model, [1, 2, 3, 4], max_new_tokens=9)
+    with pytest.raises(ValueError, match="a position that it does not have"):
+        list(steps)

@@ -14,7 +14,7 @@ from streamload.cli.shared_options import (
     dtype_option,
     workers_option,
 )
-from streamload.core.wording import format_bytes, printable
+from streamload.core.wording import format_bytes, plural, printable
 
 _HEAD = (
     "", "load s", "first use s", "together s", "rate", "of the floor", "peak memory", "held back by"
@@ -76,7 +76,8 @@ def _setting(found: dict[str, Any]) -> str:
         state = f"page cache NOT {cache['asked']}"
     return (
         f"{format_bytes(found['read_bytes'])} to {found['dtype'] or 'the stored dtype'}, "
-        f"{found['workers']} workers, {found['rounds']} rounds, {state} ({cache['how']}); "
+        f"{plural(found['workers'], 'worker')}, {plural(found['rounds'], 'round')}, {state} "
+        f"({cache['how']}); "
         f"{machine['cpu']}, {machine['cpus']} CPUs, {machine['filesystem'] or 'file system ?'}, "
         + ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     )

@@ -57,8 +57,8 @@ def as_text(source: Source, *, show_all: bool, notices: Sequence[str] = ()) -> s
     parameters = sum(numel(spec.shape) for spec in catalog.values())
     lines = [
         heading(printable(source.path)),
-        f"{len(catalog)} tensors, {parameters:,} elements, {format_bytes(catalog.nbytes)} "
-        f"in {plural(len(files), 'file')}",
+        f"{plural(len(catalog), 'tensor')}, {parameters:,} elements, "
+        f"{format_bytes(catalog.nbytes)} in {plural(len(files), 'file')}",
     ]
     if len(files) > 1:
         rows = [(f"  {printable(file)}", format_bytes(size)) for file, size in files.items()]
