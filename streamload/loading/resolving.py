@@ -112,7 +112,10 @@ def resolve(
     mapper: Mapper | None
     if isinstance(mapping, str):
         if mapping != "auto":
-            raise ValueError(f"mapping must be 'auto' or a map, not {mapping!r}")
+            raise ValueError(
+                f"mapping must be 'auto' or a map, not {mapping!r}; streamload.mapping_for("
+                "model_type, config) gives the table of an architecture"
+            )
         # transformers' name for the model inside of a class with a head, such as "bert".
         base = str(getattr(module, "base_model_prefix", "") or "")
         mapper, binding = choose_binding(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from streamload.core.specs import Shape, contiguous_strides, numel
+from streamload.core.wording import plural
 from streamload.mapping.chaining import alike
 from streamload.mapping.layout import Layout, LayoutError
 from streamload.mapping.transforms import Transform
@@ -35,7 +36,7 @@ def apply(
     layouts = list(transform.forward(sources, wanted))
     if len(layouts) != len(wanted):
         label = transform.label or "a plain copy"
-        raise LayoutError(f"{label} gives {len(layouts)} tensors, not {len(wanted)}")
+        raise LayoutError(f"{label} gives {plural(len(layouts), 'tensor')}, not {len(wanted)}")
     ends = [_reach(s, t) for s, t in zip(shapes, steps, strict=True)]
     for layout in layouts:
         _check_bounds(layout, ends)

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from streamload.core.quick_records import quickly_made
 from streamload.core.specs import TensorSpec
-from streamload.core.wording import listed
+from streamload.core.wording import joined, listed
 from streamload.mapping.chaining import ByExpert
 from streamload.mapping.common import KNOWN_BUFFERS, KNOWN_RENAMES, layer_of
 from streamload.mapping.layout import LayoutError
@@ -18,6 +18,7 @@ from streamload.mapping.templates import Template
 from streamload.mapping.transforms import UNSTATED, Transform
 
 Mapper: TypeAlias = NameMap | Mapping[str, str] | Callable[[str], str | None]
+_BY_RULES = ": Rules go into NameMap(rules, layers=...)"
 _WRAPPERS = (*KNOWN_WRAPPERS, "gpt_neox")
 
 
@@ -57,12 +58,20 @@ def bind(mapper: Mapper, stored: Mapping[str, TensorSpec]) -> Binding:
         return bind_table(mapper, stored)
     if isinstance(mapper, Mapping):
         table = dict(mapper)
-        return _bind_function(lambda name: table.get(name, ""), stored)
+        found = _bind_function(lambda name: table.get(name, ""), stored)
+        if stored and table and table.keys().isdisjoint(stored):
+            first, name = next(iter(table.items()))
+            line = (
+                f"no name in the mapping is stored, as {first!r} → {name!r}: it goes from stored "
+                "names to the module's"
+            )
+            return replace(found, problems=(line,))
+        return found
     if callable(mapper):
         return _bind_function(mapper, stored)
     raise TypeError(
         "mapping must be 'auto', a NameMap, a dict stored name → module name, or a function; "
-        f"got {type(mapper).__name__}"
+        f"got {type(mapper).__name__}{_BY_RULES if isinstance(mapper, (list, tuple)) else ''}"
     )
 
 
@@ -130,17 +139,22 @@ def bind_table(name_map: NameMap, stored: Mapping[str, TensorSpec]) -> Binding:
     unexpected: list[str] = []
     problems: list[str] = []
     groups: dict[_Place, _Group] = {}
+    used: set[int] = set()
     rules: dict[int, Rule] = {id(rule): rule for rule in name_map.rules}
     for name, spec in stored.items():
         matches = name_map.find(name, len(spec.shape))
         if len(matches) > 1:
-            which = " and ".join(repr(rule.sources[at]) for rule, at, _ in matches)
+            which = " and ".join(
+                f"{rule.sources[at]!r} → {joined(map(repr, rule.targets)) or '(ignored)'}"
+                for rule, at, _ in matches
+            )
             problems.append(f"stored name {name!r} matches more than one rule: {which}")
             continue
         if not matches:
             unexpected.append(name)
             continue
         rule, at, values = matches[0]
+        used.add(id(rule))
         if rule.ignores:
             ignored.append(name)
             continue
@@ -153,6 +167,7 @@ def bind_table(name_map: NameMap, stored: Mapping[str, TensorSpec]) -> Binding:
             groups[place] = {(at, number): [name]}
         else:
             group.setdefault((at, number), []).append(name)
+    problems += _wildcards(rule for rule in name_map.rules if id(rule) not in used)
     numbered = {place: group for place, group in groups.items() if rules[place[0]].by_number}
     ranks = sorted({n for p, g in numbered.items() if rules[p[0]].by_rank for _, n in g}) or [0]
     experts = _experts_there_are(rules, numbered)
@@ -166,6 +181,17 @@ def bind_table(name_map: NameMap, stored: Mapping[str, TensorSpec]) -> Binding:
             problems += lines
         assignments += found
     return Binding(tuple(assignments), tuple(ignored), tuple(unexpected), tuple(problems))
+
+
+def _wildcards(unused: Iterable[Rule]) -> Iterable[str]:
+    """A line for each rule that matched nothing and was written as for a shell, or as a regex."""
+    for rule in unused:
+        for source in rule.sources:
+            if "*" in source or "\\" in source:
+                yield (
+                    f"no stored name is {source!r}, as a Rule says: {{layer}}, {{expert}} and "
+                    "{rank} stand for numbers, and there are no other wildcards"
+                )
 
 
 def _home(rule: Rule) -> str:

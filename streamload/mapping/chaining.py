@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias, TypeVar
 from streamload.core.specs import Shape
 from streamload.mapping.combining import Concat, HeadSplit, Reduction, Split, Stack, Unstack
 from streamload.mapping.layout import Layout, LayoutError, axis_of
-from streamload.mapping.transforms import UNSTATED, Relayout, Transform
+from streamload.mapping.transforms import UNSTATED, Relayout, Transform, check_transform
 
 _T = TypeVar("_T")
 _Table: TypeAlias = "list[list[_T]]"  # [name][expert]
@@ -189,6 +189,8 @@ class Chain(Transform):
     steps: tuple[Transform, ...]
 
     def __init__(self, *steps: Transform) -> None:
+        for step in steps:
+            check_transform(step, "a step of a Chain")
         steps = tuple(step for one in steps for step in _steps(one))
         if not steps:
             raise ValueError("a Chain needs at least one step")

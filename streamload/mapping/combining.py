@@ -12,7 +12,14 @@ from typing import TypeVar
 
 from streamload.core.specs import Shape
 from streamload.mapping.layout import Layout, LayoutError, axis_of, concat, with_size
-from streamload.mapping.transforms import UNSTATED, Transform, check_counts, one_of, set_sizes
+from streamload.mapping.transforms import (
+    UNSTATED,
+    Transform,
+    check_counts,
+    check_transform,
+    one_of,
+    set_sizes,
+)
 
 _T = TypeVar("_T")
 
@@ -24,6 +31,10 @@ def _listed(shapes: Sequence[Shape]) -> str:
 def _set_each(transform: Transform, each: Sequence[Transform], sizes: Sequence[int] | None) -> None:
     """As a tuple, like sizes; refuse what does more than re-lay a part."""
     kind = type(transform).__name__
+    if not isinstance(each, (tuple, list)):
+        raise TypeError(f"{kind}: each= is a tuple with a transform for each part, not {each!r}")
+    for step in each:
+        check_transform(step, f"{kind}: a transform in each=")
     object.__setattr__(transform, "each", tuple(each))
     if any(step.reduces for step in each):
         raise ValueError(f"{kind}: each= may re-lay a part, not add or average")

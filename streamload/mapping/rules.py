@@ -10,7 +10,7 @@ from streamload.core.display.cards import Card, Section, Shown
 from streamload.core.wording import joined, plural
 from streamload.mapping.chaining import ByExpert
 from streamload.mapping.templates import Template, TemplateIndex
-from streamload.mapping.transforms import UNSTATED, Transform
+from streamload.mapping.transforms import UNSTATED, Transform, check_transform
 
 # torch.compile (_orig_mod), DataParallel and DDP (module), and the classes that hold a base model.
 # FSDP's and activation checkpointing's stand anywhere in a name, as torch.compile's.
@@ -27,16 +27,6 @@ def _texts(value: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
 
 def _by_expert(templates: tuple[Template, ...]) -> bool:
     return any(template.has("expert") for template in templates)
-
-
-def _check_transform(transform: object) -> None:
-    """Refuse what is no transform here, where the table is written, not midway in a load."""
-    methods = (getattr(transform, name, None) for name in ("forward", "source_shapes"))
-    if isinstance(transform, type) or not all(map(callable, methods)):
-        shown = transform.__name__ if isinstance(transform, type) else repr(transform)
-        raise TypeError(
-            f"a Rule's transform is an object like Transpose() or Concat(0, (8, 8)), not {shown}"
-        )
 
 
 @dataclass(frozen=True, init=False)
@@ -72,7 +62,7 @@ class Rule:
         optional: bool = False,
     ) -> None:
         if transform is not None:
-            _check_transform(transform)
+            check_transform(transform, "a Rule's transform")
         values = {
             "sources": _texts(sources),
             "targets": _texts(targets),
@@ -248,6 +238,17 @@ class NameMap(Shown):
             for rule_id, values in index.find(name):
                 found.setdefault((rule_id, values.get("layer")), set()).add(values["expert"])
         return {place: sorted(numbers) for place, numbers in found.items()}
+
+    def source_of(self, local_name: str) -> str | None:
+        """The first stored name of the first rule that fills a name, or None."""
+        index: TemplateIndex[Template] = TemplateIndex()
+        for rule in self.rules:
+            for template in rule.target_templates:
+                index.add(template, rule.source_templates[0])
+        for template, values in index.find(local_name):
+            numbers = {place: values.get(place, 0) for place in ("layer", "expert", "rank")}
+            return template.fill(**numbers)
+        return None
 
     def target_names(self) -> set[str]:
         """All local names the table can fill, but those of experts, whose number a file says."""

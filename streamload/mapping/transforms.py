@@ -59,6 +59,14 @@ def one_of(layouts: Sequence[Layout], transform: Transform) -> Layout:
     return layouts[0]
 
 
+def check_transform(transform: object, what: str) -> None:
+    """Refuse what is no transform where the table is written, not midway in a load."""
+    methods = (getattr(transform, name, None) for name in ("forward", "source_shapes"))
+    if isinstance(transform, type) or not all(map(callable, methods)):
+        shown = transform.__name__ if isinstance(transform, type) else repr(transform)
+        raise TypeError(f"{what} is an object like Transpose() or Concat(0, (8, 8)), not {shown}")
+
+
 def check_counts(transform: Transform, **numbers: int) -> None:
     """Refuse what is no whole number of at least 1."""
     for name, value in numbers.items():

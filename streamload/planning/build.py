@@ -12,7 +12,7 @@ from streamload.mapping.choose import under_prefix
 from streamload.mapping.common import layer_of
 from streamload.mapping.rules import NameMap
 from streamload.planning.devices import device_problems
-from streamload.planning.explaining import explain, listed
+from streamload.planning.explaining import explain, listed, wanted_sources
 from streamload.planning.gaps import common_dtype, fate_of, find_gaps, map_notices, tied_groups
 from streamload.planning.mending import explaining_prefix, square_findings
 from streamload.planning.needed_memory import needed_memory
@@ -123,7 +123,8 @@ def _finished(builder: PlanBuilder, binding: Binding, mapper: Mapper | None, sou
     builder.findings += square_findings(builder)
     hint = explaining_prefix(builder, mapper, missing)
     fate = fate_of(builder, missing)
-    builder.findings += explain(builder, missing, unexpected, unfilled, ignored, hint, fate)
+    wanted = wanted_sources(mapper, binding, stored, missing)
+    builder.findings += explain(builder, missing, unexpected, unfilled, ignored, hint, fate, wanted)
     builder.note(*map_notices(builder))
     return Plan(
         tensors,

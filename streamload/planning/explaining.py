@@ -5,21 +5,26 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from types import MappingProxyType
 
 from streamload.core import wording
 from streamload.core.dtypes import BY_NAME
 from streamload.core.findings import Finding
 from streamload.core.report import ShapeMismatch
 from streamload.core.specs import TensorSpec
+from streamload.core.wording import joined
+from streamload.mapping.binding import Binding, Mapper
+from streamload.mapping.rules import NameMap
 from streamload.planning.mending import mending_rules
 from streamload.planning.placing.builder import PlanBuilder
 
 # Comparing every name with every other is quadratic: only the first few get a suggestion.
 _SUGGESTED = 5
+_WORDED = 2  # of these, how many say what the mapping makes of them
 _COMPARED = 2000
 _LONGEST = 256
 _CUTS = 16
@@ -37,11 +42,23 @@ def explain(
     ignored: Sequence[str],
     prefix: str = "",
     fate: str = "",
+    wanted: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Finding]:
     """What the plan lacks, in lines that refuse it; if it is not strict, they are notices.
 
-    Loading nothing at all is a problem in both.
+    Loading nothing at all is a problem in both. ``wanted``: see ``wanted_sources``.
     """
+    stored = builder.stored
+    sent = {stored[name].name: names for name, names in builder.nowhere.items()}
+    goes = {
+        name: (names[0], f"mapped to {joined(map(repr, names))}, which the module has not")
+        for name, names in sent.items()
+        if names[0] != name
+    }
+    takes = {
+        name: (source, f"its rule wants {source!r}, which is not stored")
+        for name, source in wanted.items()
+    }
     mismatches = builder.mismatches
     lines = [Finding(prefix, refuses=not builder.placed)] if prefix else []
     lines += [Finding(f"shape mismatch: {entry}") for entry in mismatches]
@@ -50,9 +67,10 @@ def explain(
     lines += builder.incomplete
     if missing:
         lead = f"missing ({len(missing)}){f', {fate}' if fate else ''}"
-        lines.append(Finding(f"{lead}: {_with_hints(missing, unexpected)}"))
+        lines.append(Finding(f"{lead}: {_with_hints(missing, unexpected, takes)}"))
     if unexpected:
-        lines.append(Finding(f"unexpected ({len(unexpected)}): {_with_hints(unexpected, missing)}"))
+        hinted = _with_hints(sorted(unexpected, key=lambda n: n not in goes), missing, goes)
+        lines.append(Finding(f"unexpected ({len(unexpected)}): {hinted}"))
     told = {*missing, *(entry.name for entry in mismatches), *builder.troubled}
     left = [name for name in unfilled if name not in told]
     if left:
@@ -67,6 +85,8 @@ def explain(
     if not builder.placed:
         has_problems = any(f.refuses for f in (*builder.findings, *found))
         cause = _why_nothing(has_problems, missing, unexpected, mismatches, builder.stored)
+        if unexpected and not (builder.nowhere or mismatches or prefix):
+            cause += "; mapping= of load_into says which name is which"
         found.append(Finding(f"nothing would be loaded: {cause}", refuses=True))
     return found
 
@@ -93,18 +113,47 @@ def _why_nothing(
     return f"no stored name fits the model{first}{wanted}"
 
 
-def _with_hints(names: Sequence[str], others: Sequence[str]) -> str:
+def _with_hints(
+    names: Sequence[str],
+    others: Sequence[str],
+    meant: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+) -> str:
+    """The first names; what is close among the others, or to what the mapping makes of them.
+
+    ``meant``: the mapping's other name for a name, and words that say so.
+    """
     shown = list(map(repr, names))
     others = [name for name in others if len(name) <= _LONGEST]
     for at, name in enumerate(names[:_SUGGESTED] if len(others) <= _COMPARED else ()):
         if len(name) > _LONGEST:
             continue
-        close = difflib.get_close_matches(name, others, n=1, cutoff=0.8)
-        if name in close:
+        other, words = meant.get(name, (name, ""))
+        close = difflib.get_close_matches(other[:_LONGEST], others, n=1, cutoff=0.8)
+        if words and at < _WORDED:
+            shown[at] += f" ({words}{f'; close to {close[0]!r}' if close else ''})"
+        elif name in close:
             shown[at] += " (in both, but the mapping leaves it out)"
         elif close:
             shown[at] += f" (close to {close[0]!r})"
     return wording.listed(shown, more=", … and {left} more")
+
+
+def wanted_sources(
+    mapper: Mapper | None,
+    binding: Binding,
+    stored: Collection[str],
+    missing: Sequence[str],
+) -> dict[str, str]:
+    """Of the first missing targets, the stored name that the mapping looked for in vain."""
+    names = set(missing[:_SUGGESTED])
+    if not names or not isinstance(mapper, Mapping | NameMap):
+        return {}
+    names -= {name for assignment in binding.assignments for name in assignment.targets}
+    if isinstance(mapper, NameMap):
+        found = {name: source for name in names if (source := mapper.source_of(name))}
+    else:
+        found = {name: source for source, name in mapper.items() if name in names}
+    return {name: source for name, source in found.items() if source not in stored}
 
 
 def scale_notices(unused: Iterable[str], stored: Mapping[str, TensorSpec]) -> Iterable[str]:

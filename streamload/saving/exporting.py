@@ -148,7 +148,10 @@ def _backwards(mapping: str | Mapper, module: nn.Module, targets: Targets) -> Na
     """The table to walk backwards, or None for the module's own names."""
     if isinstance(mapping, str):
         if mapping != "auto":
-            raise ValueError(f"mapping must be 'auto' or a map, not {mapping!r}")
+            raise ValueError(
+                f"mapping must be 'auto' or a map, not {mapping!r}; streamload.mapping_for("
+                "model_type, config) gives the table of an architecture"
+            )
         return _published_map(module, targets)
     if isinstance(mapping, Mapping):
         return NameMap(tuple(Rule(stored, local) for stored, local in mapping.items() if local))

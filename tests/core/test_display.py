@@ -122,6 +122,17 @@ class TestWhatIsShown:
             assert text.split("\n")[1].startswith("  problem: shape mismatch: 'wte.weight'")
             assert "[14, 4]" in page.seen
 
+    def test_counts_are_whole_however_many(self, tmp_path):
+        missing = tuple(f"m{n}" for n in range(772))
+        unexpected = tuple(f"u{n}" for n in range(580))
+        report = LoadReport(
+            source="x", missing=missing, unexpected=unexpected, unfilled=missing, ignored=missing
+        )
+        text = shows(report)[0]
+        joined = re.sub(r"\n +", " ", text)
+        assert "772 missing, 580 unexpected, 772 unfilled, 772 ignored" in joined
+        assert max(map(len, text.split("\n"))) <= 80
+
     def test_an_export(self, folder, tmp_path):
         model = streamload.load(folder).model
         report = streamload.export(model, tmp_path / "out", dtype="bf16")

@@ -7,6 +7,7 @@ style sheet and nothing from elsewhere.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -15,6 +16,7 @@ from typing import TypeAlias
 
 from streamload.core.wording import printable, shortened
 
+_INSIDE = re.compile("(?<![,:;]) ")  # a space that ends no part of a list
 Rows: TypeAlias = Callable[[], Iterable[Sequence[str]]]
 
 # A terminal's 80 columns; what a notebook shows in one cell of a table.
@@ -76,7 +78,10 @@ def as_text(card: Card) -> str:
     lines = [card.title]
     lines += _first("problem", card.problems, _MOST_PROBLEMS)
     lines += _first("notice", card.notices, _MOST_NOTICES)
-    lines += [f"  {label}: {value}" for label, value in card.facts]
+    for label, value in card.facts:
+        # Cut in the middle, counts would be others; a number stays with its unit.
+        text = _INSIDE.sub("\xa0", printable(f"{label}: {value}"))
+        lines += [line.replace("\xa0", " ") for line in _wrapped(text)]
     lines += [f"  {line}" for line in card.body]
     end = [f"  {card.hint}"] if card.hint else []
     if len(lines) + len(end) > _MOST_LINES:
@@ -88,16 +93,21 @@ def _first(word: str, texts: Sequence[str], most: int) -> list[str]:
     """The first few, each on two lines at most."""
     lines: list[str] = []
     for text in texts[:most]:
-        lines += wrap(
-            printable(f"{word}: {text}"),
-            _COLUMNS - 1,
-            initial_indent="  ",
-            subsequent_indent="    ",
-            max_lines=_LINES_EACH,
-            placeholder=" …",
-        )
+        lines += _wrapped(printable(f"{word}: {text}"))
     left = len(texts) - most
-    return [*lines, f"  … and {left} more {word}s"] if left > 0 else lines
+    return [*lines, f"  … and {left} more {word}{'s' * (left > 1)}"] if left > 0 else lines
+
+
+def _wrapped(text: str) -> list[str]:
+    """On two lines at most, broken between words."""
+    return wrap(
+        text,
+        _COLUMNS - 1,
+        initial_indent="  ",
+        subsequent_indent="    ",
+        max_lines=_LINES_EACH,
+        placeholder=" …",
+    )
 
 
 def as_html(card: Card) -> str:

@@ -88,6 +88,8 @@ def unusable(device: str) -> str | None:
             reason = "torch sees no CUDA device"
         elif where.index is not None and where.index >= count:
             reason = f"there are {count} CUDA devices, counted from 0"
+    elif where.type == "mps" and not torch.backends.mps.is_available():
+        reason = "torch sees no MPS device"
     else:
         try:
             torch.empty(0, device=where)

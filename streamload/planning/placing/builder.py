@@ -17,6 +17,7 @@ from streamload.planning.records import Comparison, PlannedTensor, Targets
 class PlanBuilder:
     """What is collected while a plan is built.
 
+    ``nowhere`` are stored names and the targets they were mapped to, none of which the module has.
     ``stated`` are targets whose rule names its transform, be it the identity; ``examples`` are
     placed tensors of each kind there is, one for each block of a model.
     """
@@ -29,6 +30,7 @@ class PlanBuilder:
     comparisons: list[Comparison] = field(default_factory=list)
     mismatches: list[ShapeMismatch] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
+    nowhere: dict[str, tuple[str, ...]] = field(default_factory=dict)
     troubled: set[str] = field(default_factory=set)
     incomplete: list[Finding] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)

@@ -29,6 +29,7 @@ def place(builder: PlanBuilder, assignment: Assignment) -> None:
         wanted = [find(name) for name in assignment.targets]
         if not any(wanted):
             builder.unexpected += assignment.sources
+            builder.nowhere.update(dict.fromkeys(assignment.sources, assignment.targets))
             return
     if assignment.absent or (targets is not None and not all(wanted)):
         _leave_out(builder, assignment, wanted)
