@@ -17,6 +17,9 @@ Reader: TypeAlias = Callable[[Tensor], Any]
 _CACHES, _WANTED = ("cache", "past_key_values"), "use_cache"
 # Some classes count positions from 0 in each call, unless told.
 _POSITIONS = "position_ids"
+# Positions that leave padding out and begin behind its id, as RoBERTa's, can only be counted by the
+# class that has this, from the whole text.
+_OWN_COUNT = "create_position_ids_from_inputs_embeds"
 
 
 def reader_of(model: nn.Module, length: int) -> Reader:
@@ -32,13 +35,15 @@ class _Growing:
     """Reads by a module that is not of ours.
 
     A cache that its class takes and gives back is handed on from call to call. Where it gives none
-    (some keep a state of another kind), the whole text is read each time.
+    (some keep a state of another kind), or counts positions in its own way, the whole text is read
+    each time.
     """
 
     def __init__(self, model: nn.Module) -> None:
         parameters = inspect.signature(model.forward).parameters
         is_two = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-        takes = _WANTED in parameters and not is_two
+        counts = any(hasattr(module, _OWN_COUNT) for module in model.modules())
+        takes = _WANTED in parameters and not is_two and not counts
         self._model = model
         self._name = next((n for n in _CACHES if n in parameters and takes), "")
         self._takes_positions = _POSITIONS in parameters

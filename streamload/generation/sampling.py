@@ -109,7 +109,9 @@ def _pick(
     if top_p is not None and top_p < 1:
         chances, order = chances.sort(descending=True)
         # The most likely token stays in any case; multinomial takes chances of any sum.
-        chances = chances * (chances.cumsum(0) - chances < top_p)
+        kept = chances.cumsum(0) - chances < top_p
+        kept[0] = True  # also where ``top_p`` is 0 in float32
+        chances = chances * kept
         candidates = order if candidates is None else candidates[order]
     drawn = torch.multinomial(chances, 1, generator=generator)
     return (drawn if candidates is None else candidates[drawn]).view(1, 1)

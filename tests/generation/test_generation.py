@@ -138,6 +138,7 @@ def test_draws_follow_the_chances_temperature_and_top_k():
 
 def test_top_p_draws_from_the_fewest_likely_tokens():
     assert shares(temperature=1.0, top_p=0.4) == [1, 0, 0, 0]
+    assert shares(temperature=1.0, top_p=1e-300) == [1, 0, 0, 0]
     assert shares(temperature=1.0, top_p=0.6) == pytest.approx([2 / 3, 0, 1 / 3, 0], abs=0.04)
     assert shares(temperature=1.0, top_p=1.0) == shares(temperature=1.0)
     # The chances are those among the k most likely: 0.5 / 0.75 of them is enough.

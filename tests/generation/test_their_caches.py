@@ -74,6 +74,23 @@ def test_without_such_a_cache_the_whole_text_is_read(name: str) -> None:
     assert lengths == list(range(len(PROMPT), len(PROMPT) + COUNT))
 
 
+def test_a_class_that_counts_positions_behind_its_padding_is_read_whole() -> None:
+    """The library's own generate tells it positions from 0, which is not what it was trained on."""
+    config = hf.RobertaConfig(
+        **_TINY, intermediate_size=48, num_attention_heads=4, max_position_embeddings=64,
+        is_decoder=True, pad_token_id=1, bos_token_id=0,
+    )  # fmt: skip
+    model = made(lambda: hf.RobertaForCausalLM(config))
+    text = torch.tensor([[*PROMPT, config.pad_token_id, 7]])
+    prompt = text[0].tolist()
+    with torch.no_grad():
+        for _ in range(COUNT):
+            logits = model(text, use_cache=False).logits
+            text = torch.cat((text, logits[:, -1].argmax(-1, keepdim=True)), dim=1)
+    got = list(generate(model, prompt, max_new_tokens=COUNT))
+    assert got == text[0, len(prompt) :].tolist()
+
+
 class Older(nn.Module):
     """Takes and gives its cache by the name of older releases: here the sum of what was read."""
 

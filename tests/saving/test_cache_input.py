@@ -18,6 +18,7 @@ from streamload.core.specs import Catalog
 from streamload.saving.cache import trust
 from streamload.saving.cache.entries import clear_cache, list_cache, verify_entry
 from streamload.saving.cache.facts import Facts, facts_of
+from streamload.saving.cache.limit import set_cache_limit
 from streamload.saving.cache.trust import note_path
 from streamload.sources import files
 from streamload.synthesis import synthesize
@@ -351,18 +352,28 @@ def test_a_dangling_link_is_replaced(entry, gpt2, tmp_path):
 
 
 def test_whatever_stands_there_is_listed_verified_and_cleared(entry, cache, gpt2, tmp_path):
-    (cache / "empty.safetensors").write_bytes(b"")
-    (cache / "deep.safetensors").write_bytes(struct.pack("<Q", 50_000) + b"[" * 50_000)
-    (cache / "link.safetensors").symlink_to(tmp_path)
-    os.mkfifo(cache / "fifo.safetensors")
-    (cache / "folder.safetensors").mkdir()
+    empty, deep, link, fifo, folder = (cache / f"{'0' * 20}-{n:020x}.safetensors" for n in range(5))
+    empty.write_bytes(b"")
+    deep.write_bytes(struct.pack("<Q", 50_000) + b"[" * 50_000)
+    link.symlink_to(tmp_path)
+    os.mkfifo(fifo)
+    folder.mkdir()
     (cache / "notes.txt").write_bytes(b"mine")
     found = {os.path.basename(e.path): e for e in list_cache()}
     assert len(found) == 6
     assert [name for name, e in found.items() if not e.problem] == [entry.name]
     assert [name for name, e in found.items() if not verify_entry(e)] == [entry.name]
     assert all(json.dumps(e.to_dict()) for e in found.values())
-    with pytest.raises(WriteError, match=r"folder\.safetensors: cannot be removed"):
+    with pytest.raises(WriteError, match=rf"{folder.name}: cannot be removed"):
         clear_cache()
-    assert sorted(os.listdir(cache)) == ["folder.safetensors", "notes.txt"]
+    assert sorted(os.listdir(cache)) == [folder.name, "notes.txt"]
     assert tmp_path.is_dir()
+
+
+def test_checkpoints_of_somebody_else_in_the_folder_stay(entry, cache):
+    mine = cache / "model.safetensors"
+    shutil.copy(entry, mine)
+    assert [e.path for e in list_cache()] == [str(entry)]
+    assert [e.path for e in set_cache_limit(1)] == [str(entry)]
+    assert clear_cache() == []
+    assert mine.exists()

@@ -94,6 +94,11 @@ def _chosen(entries: list[CacheEntry], what: tuple[str, ...]) -> list[CacheEntry
                 f"the {plural(len(entries), 'copy', 'copies')} there",
                 path=given,
             )
+        ids = {entry.id for entry in meant if entry.id.startswith(given.lower())} - {given.lower()}
+        if len(ids) > 1:
+            raise click.UsageError(
+                f"{printable(given)!r} begins several ids: {', '.join(sorted(ids))}"
+            )
         found.update((entry.path, entry) for entry in meant)
     return list(found.values())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 import time
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,8 @@ from streamload.sources.folders import names_in
 from streamload.sources.safetensors.header import read_header
 
 ENDING = ".safetensors"
+# As entries are called (``through``): what else lies in the folder is somebody's, never removed.
+_NAME = re.compile(rf"[0-9a-f]{{20}}-[0-9a-f]{{20}}{re.escape(ENDING)}")
 
 
 def cache_folder() -> str:
@@ -84,11 +87,14 @@ class CacheEntry:
 
 
 def list_cache() -> list[CacheEntry]:
-    """All entries, the last used one first; temporaries of runs that are gone are removed."""
+    """All entries, the last used one first; temporaries of runs that are gone are removed.
+
+    Files of other names are none, whatever they hold.
+    """
     folder = cache_folder()
     remove_leftovers(folder)
     names = names_in(folder) if os.path.lexists(folder) else []
-    paths = [os.path.join(folder, n) for n in names if n.endswith(ENDING) and n[0] != "."]
+    paths = [os.path.join(folder, name) for name in names if _NAME.fullmatch(name)]
     return sorted((read_entry(path) for path in paths), key=lambda e: -e.used_s)
 
 

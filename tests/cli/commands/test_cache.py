@@ -1,5 +1,6 @@
 """``streamload cache`` and ``--cache``."""
 
+import hashlib
 import json
 import os
 
@@ -123,3 +124,19 @@ def test_the_cache_keeps_itself_under_a_size(run, tiny, cache):
     assert entries(run, "--max-bytes", "none")["max_bytes"] is None
     assert "cache written" in load("0-1")
     assert run("cache", "--max-bytes", "lots").exit_code == 2
+
+
+def test_the_beginning_of_several_ids_removes_none(run, cache):
+    cache.mkdir(mode=0o700)
+    of = {}
+    for n in range(5000):
+        name = f"{n:020x}-{0:020x}.safetensors"
+        short = hashlib.sha256(name.encode()).hexdigest()[:4]
+        if of.setdefault(short, name) != name:
+            break
+    for one in (of[short], name):
+        (cache / one).write_bytes(b"")
+    result = run("cache", "remove", short)
+    assert result.exit_code == 2
+    assert "begins several ids" in result.stderr
+    assert len(os.listdir(cache)) == 2
