@@ -25,7 +25,7 @@ def torchrun(*arguments, cwd):
 def test_the_example_of_the_page_runs(tmp_path):
     synthesize("llama-tiny", tmp_path / "llama-tiny")
     page = (Path(__file__).parents[2] / "docs" / "ranks.md").read_text(encoding="utf-8")
-    (script,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (script,) = re.findall(r"^```python[^\n]*\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "shard.py").write_text(script)
     lines = torchrun("shard.py", cwd=tmp_path).splitlines()
     assert [line.split(":")[0] for line in lines[-3:]] == ["rank 0", "rank 1", "2 ranks"]
