@@ -36,6 +36,7 @@ class Child:
     def __init__(self, module: str, path: str) -> None:
         self._path = path
         self._lock = threading.Lock()
+        self._is_broken_off = False
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-c", _CODE.format(path=sys.path, module=module)],
             stdin=subprocess.PIPE,
@@ -64,13 +65,17 @@ class Child:
                 timer = threading.Timer(10 * cpu_s, process.kill)
                 timer.start()
             try:
+                if self._is_broken_off:
+                    raise BrokenPipeError
                 process.stdin.write(json.dumps({**request, "cpu_s": cpu_s}).encode() + b"\n")
                 process.stdin.flush()
                 line = process.stdout.readline()
             except BrokenPipeError:
                 line = b""
             except BaseException:
-                process.kill()  # its answer would be taken for the next one's
+                # Its answer may be in the pipe, and would be taken for the next one's.
+                self._is_broken_off = True
+                process.kill()
                 raise
             finally:
                 if timer is not None:
