@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamload.cli.model_choice import plan_over_ranks
 from streamload.cli.render.listing import as_dict, as_text
 from streamload.cli.render.progress import progress_bar
 from streamload.cli.render.ranks import rank_lines, refuse_half
@@ -86,6 +85,8 @@ def _over_ranks(
     """
     if shard is None or ranks is None:
         return ()
+    from streamload.cli.model_choice import plan_over_ranks
+
     plan, each = plan_over_ranks(path, shard, ranks, by_transformers=False, **given(reach))
     plan.raise_if_refused()
     return each
