@@ -72,11 +72,15 @@ def test_dtypes():
         DTYPE.convert("f13", None, None)
 
 
-@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "-1", "0", "x", "", "1e400", "1000000"])
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "-1", "0", "1e400", "1000000"])
 def test_seconds_are_finite_and_positive(text):
-    with pytest.raises(
-        click.BadParameter, match=r"must be more than 0 and less than|not a number of seconds"
-    ):
+    with pytest.raises(click.BadParameter, match="must be more than 0 and less than 1000000"):
+        SECONDS.convert(text, None, None)
+
+
+@pytest.mark.parametrize("text", ["x", ""])
+def test_seconds_are_a_number(text):
+    with pytest.raises(click.BadParameter, match=f"'{text}' is not a number of seconds"):
         SECONDS.convert(text, None, None)
 
 
